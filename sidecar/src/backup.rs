@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use tailwind_backup::{BackupConfig, Daemon, OsFolder, start};
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{FLUSH_SEGMENTS_MIN, Input, Limits};
@@ -32,6 +32,7 @@ use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_report::readiness::Unready;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
+use tailwind_runtime::{ensure_usage, usage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::{oneshot, watch};
@@ -39,7 +40,7 @@ use tracing::{error, info, warn};
 
 use crate::access::Access;
 use crate::http;
-use crate::options::write_port_file;
+use crate::options::{own_name, write_port_file};
 use crate::preflight::obstacle;
 use crate::tls::PeerRole;
 
@@ -80,7 +81,10 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         scrub_rate,
         hold_up,
         heartbeat_interval_ms,
+        log: _,
     } = options;
+    let name = own_name(name)?;
+    check_flush_bytes(flush_bytes, segment_size)?;
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let mut signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
@@ -102,7 +106,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     };
     let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     let folder = OsFolder::open(&flush_dir)?;
-    check_flush_bytes(flush_bytes, segment_size)?;
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
     let mut started = start(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
     let pool = Arc::clone(memory.pool()?);
@@ -112,7 +115,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let fabric_kind = receiver.kind();
     let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir, segment_size, hold_up), Ok)?;
     let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
-    ensure!(
+    ensure_usage!(
         unflushed_bytes_max >= u64::from(segment_size.bytes()),
         "flush bandwidth {} a second × hold-up time {hold_up} s is less than one buffer of {segment_size}, so no buffer \
          could be lent: use a faster --flush-dir, a longer --hold-up or a smaller --segment-size",
@@ -187,7 +190,7 @@ fn check_flush_bytes(flush_bytes: Option<u64>, segment_size: SegmentSize) -> any
     let min = FLUSH_SEGMENTS_MIN * u64::from(segment_size.bytes());
     if let Some(bytes) = flush_bytes.filter(|bytes| *bytes < min) {
         let (bytes, min) = (readable_size(bytes), readable_size(min));
-        bail!("--flush-bytes {bytes}: must be at least {min}, {FLUSH_SEGMENTS_MIN} segments of {segment_size}");
+        usage!("--flush-bytes {bytes}: must be at least {min}, {FLUSH_SEGMENTS_MIN} segments of {segment_size}");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The command line for people: append to a group's log, read it, ask about it, and look into its files.
 //!
 //! Called by `main`; calls the blocking client of [`tailwind_client`], no runtime. [`target`] finds the sidecar to talk to,
-//! [`framing`] is how records look in files and pipes; then one module for each command. Results go to standard output,
+//! `notice` says what it waits for, [`framing`] is how records look in files and pipes; then one module for each command. Results go to standard output,
 //! everything else to standard error.
 
 pub mod append;
@@ -9,6 +9,7 @@ pub mod ask;
 pub mod doctor;
 pub mod follow;
 pub mod framing;
+mod notice;
 pub mod quarantine;
 pub mod read;
 pub mod scan;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use indicatif::HumanCount;
+use tailwind_runtime::exit::Exit;
 use tailwind_runtime::logging::explain;
 
 /// Commands for users of a log.
@@ -66,12 +68,12 @@ impl PeopleCommand {
             PeopleCommand::Quarantine(options) => ("quarantine", quarantine::run(options)),
         };
         match result {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(()) => Exit::Success.into(),
             // The reader closed our output, as `head` does: not a failure.
-            Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+            Err(error) if is_closed_pipe(&error) => Exit::Success.into(),
             Err(error) => {
                 tell(format_args!("{name}: {}", explain(&error)));
-                ExitCode::FAILURE
+                Exit::of(&error).into()
             }
         }
     }
@@ -98,4 +100,41 @@ fn tell(line: impl std::fmt::Display) {
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
     error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The long options of each command.
+    fn options(command: &str) -> Vec<String> {
+        let all = PeopleCommand::augment_subcommands(clap::Command::new("tailwind-sidecar"));
+        let found = all.find_subcommand(command).unwrap_or_else(|| panic!("no command {command}"));
+        found.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn only_commands_that_can_wait_have_wait() {
+        for command in ["append", "read", "tail", "follow", "trim", "barrier", "sync"] {
+            assert!(options(command).contains(&"wait".to_owned()), "{command}");
+        }
+        for command in ["status", "doctor", "scan", "quarantine"] {
+            assert!(!options(command).contains(&"wait".to_owned()), "{command}");
+        }
+    }
+
+    #[test]
+    fn wait_says_for_which_role() {
+        let all = PeopleCommand::augment_subcommands(clap::Command::new("tailwind-sidecar"));
+        let help = |command: &str| {
+            let found = all.find_subcommand(command).unwrap();
+            let wait = found.get_arguments().find(|arg| arg.get_id() == "wait").unwrap();
+            wait.get_help().unwrap().to_string()
+        };
+        for command in ["append", "tail", "trim", "barrier", "sync"] {
+            assert!(help(command).contains("is primary") && !help(command).contains("anywhere"), "{}", help(command));
+        }
+        assert!(help("read").contains("with --anywhere"), "{}", help("read"));
+        assert!(!help("follow").contains("primary"), "{}", help("follow"));
+    }
 }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 #[cfg(feature = "baselines")]
 use tailwind_fabric::baselines::{
@@ -24,9 +24,11 @@ use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
 #[cfg(feature = "verbs")]
 use tailwind_fabric::verbs::{SelectedPort, VerbsReader, VerbsReceiver, VerbsSender};
 use tailwind_fabric::{FabricKind, Pool, Reader, Receiver, Sender};
+use tailwind_runtime::ensure_usage;
 use tailwind_runtime::listener::bind_listener;
 
 use crate::http;
+use crate::options::{address, number};
 use crate::tls::Tls;
 
 /// Over verbs the cards notice dead hosts (an idle channel sends an empty write every 50 ms) and no processor has to: control
@@ -96,14 +98,13 @@ impl FromStr for DeviceName {
 
 /// How RDMA is used where it is.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "RDMA")]
 pub struct RdmaOptions {
     /// The RDMA device. By default the one in a device plugin's PCIDEVICE_* variables, else the only usable one, or the one
     /// whose port has the address of --listen
     #[arg(long, env = "TAILWIND_RDMA_DEVICE", value_name = "NAME[/PORT]")]
     pub rdma_device: Option<DeviceName>,
     /// Index in the port's GID table. By default a RoCE v2 entry with an address of this network namespace
-    #[arg(long, env = "TAILWIND_RDMA_GID_INDEX", value_name = "INDEX")]
+    #[arg(long, env = "TAILWIND_RDMA_GID_INDEX", value_name = "INDEX", value_parser = number::<u8>(0, 255))]
     pub rdma_gid_index: Option<u8>,
     /// Retry policy of writes: 1 + RETRIES attempts, 4.096 µs × 2^EXPONENT apart (a card may take four times as long). 11/6
     /// detects a dead host within 58 to 235 ms; `doctor` measures it
@@ -111,10 +112,11 @@ pub struct RdmaOptions {
     pub rdma_retry: RetryPolicy,
     /// Traffic class of RoCE packets, DSCP × 4: that of the switches' lossless class, often 106
     #[arg(long, env = "TAILWIND_RDMA_TRAFFIC_CLASS", value_name = "0-255", default_value_t = 0)]
+    #[arg(value_parser = number::<u8>(0, 255))]
     pub rdma_traffic_class: u8,
     /// InfiniBand's service level; on RoCE the priority
     #[arg(long, env = "TAILWIND_RDMA_SERVICE_LEVEL", value_name = "0-15", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(u8).range(0..=15))]
+    #[arg(value_parser = number::<u8>(0, 15))]
     pub rdma_service_level: u8,
 }
 
@@ -145,12 +147,12 @@ impl RdmaOptions {
 #[derive(Args, Clone, Debug)]
 pub struct DataOptions {
     /// Address of the tcp fabric [default: the address of --listen and any free port]
-    #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
+    #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "IP:PORT", value_parser = address)]
     pub data_listen: Option<SocketAddr>,
     /// How long a connection of the tcp fabric is polled after its last bytes, in microseconds, before its thread sleeps. Saves
     /// a record that comes within that time a wake-up, and takes a processor for itself while records come
     #[arg(long, env = "TAILWIND_DATA_SPIN_US", default_value_t = 0, value_name = "US")]
-    #[arg(value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    #[arg(value_parser = number::<u64>(0, 1_000_000))]
     pub data_spin_us: u64,
 }
 
@@ -161,7 +163,7 @@ impl DataOptions {
 
     /// An address on a fabric that has no use for one is a mistake.
     fn refuse(&self, why: &str) -> anyhow::Result<()> {
-        ensure!(self.data_listen.is_none(), "--data-listen is for --fabric tcp: {why}");
+        ensure_usage!(self.data_listen.is_none(), "--data-listen is for --fabric tcp: {why}");
         Ok(())
     }
 }

@@ -8,13 +8,13 @@ mod token;
 
 use std::net::SocketAddr;
 
-use anyhow::ensure;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use tailwind_protocol::rpc::Refusal;
+use tailwind_runtime::ensure_usage;
 use tailwind_runtime::http::{self, Server};
 use tokio::net::TcpListener;
 use tracing::info;
@@ -36,7 +36,7 @@ pub async fn listen(address: SocketAddr, access: &Access) -> anyhow::Result<TcpL
 
 /// Refuses addresses that other hosts can reach, unless TLS guards them.
 pub fn check_guarded(address: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<()> {
-    ensure!(
+    ensure_usage!(
         tls.is_some() || address.ip().is_loopback(),
         "refusing to listen on {address} without TLS: give --tls-ca, --tls-cert and --tls-key, or listen on loopback (127.0.0.1)"
     );

@@ -1,12 +1,13 @@
 //! The `tailwind-sidecar` program: reads the command line and calls the command.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tailwind_runtime::logging::LogOptions;
+use tailwind_runtime::exit::{Exit, UsageError};
 use tailwind_runtime::process;
 use tailwind_sidecar::commands::PeopleCommand;
-use tailwind_sidecar::options::RunOptions;
+use tailwind_sidecar::options::{RunOptions, own_name};
 use tailwind_sidecar::{backup, run};
 use tracing::error_span;
 
@@ -14,8 +15,6 @@ use tracing::error_span;
 #[derive(Parser)]
 #[command(name = "tailwind-sidecar", version, about, max_term_width = 100)]
 struct CommandLine {
-    #[command(flatten)]
-    log: LogOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -31,18 +30,35 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let CommandLine { log, command } = CommandLine::parse();
+    let CommandLine { command } = CommandLine::parse();
     // Spans of the level error stay with every filter.
     match command {
         // For people: the command says what went wrong, without a log.
         Command::People(command) => command.run(),
         Command::Run(options) => {
-            let (group, sidecar) = (options.group().clone(), options.name.clone());
-            process::run(&log, || error_span!("sidecar", %group, %sidecar), run::run(*options))
+            let (log, group) = (options.log.clone(), options.group().clone());
+            let sidecar = match own_name(options.name.clone()) {
+                Ok(name) => name,
+                Err(error) => return refuse(&error),
+            };
+            let options = RunOptions { name: Some(sidecar.clone()), ..*options };
+            process::run(&log, || error_span!("sidecar", %group, %sidecar), run::run(options))
         }
         Command::Backup(options) => {
-            let (group, member) = (options.group.clone(), options.name.clone());
-            process::run(&log, || error_span!("backup", %group, %member), backup::run(*options))
+            let (log, group) = (options.log.clone(), options.group.clone());
+            let member = match own_name(options.name.clone()) {
+                Ok(name) => name,
+                Err(error) => return refuse(&error),
+            };
+            let options = backup::BackupOptions { name: Some(member.clone()), ..*options };
+            process::run(&log, || error_span!("backup", %group, %member), backup::run(options))
         }
     }
+}
+
+/// There is no log yet.
+fn refuse(error: &UsageError) -> ExitCode {
+    // If standard error is closed, nobody can be told.
+    let _ = writeln!(io::stderr(), "error: {error}");
+    Exit::Usage.into()
 }

@@ -2,16 +2,19 @@
 //!
 //! Every option has a flag, an environment variable and a sentence on how to choose it.
 
+mod values;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
-use clap::{Args, value_parser};
-use tailwind_protocol::config::Durability;
+use clap::Args;
+use tailwind_protocol::config::{Durability, MEMBERS_MAX};
 use tailwind_protocol::ids::{GroupName, LogId, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::promotion::AcceptedLoss;
+use tailwind_runtime::logging::LogOptions;
 
 use crate::access::TokenOptions;
 use crate::address::{AdvertiseOptions, HostPort};
@@ -19,6 +22,8 @@ use crate::fabric::{FabricOption, RdmaOptions};
 use crate::kubernetes::GroupPath;
 use crate::path::Allowed;
 use crate::tls::TlsOptions;
+
+pub use values::{address, number, own_name, writable};
 
 /// A backup that a sidecar may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,71 +80,67 @@ impl AllowedUid {
     }
 }
 
+/// The headings of the help, in the order in which one meets what is under them.
+pub mod heading {
+    /// Where others reach this process, and where it is observed.
+    pub const NETWORK: &str = "Network";
+    /// What carries records.
+    pub const FABRIC: &str = "Fabric";
+    /// How RDMA is used where it is.
+    pub const RDMA: &str = "RDMA (--fabric verbs and auto)";
+    /// Who may use the control RPC.
+    pub const ACCESS: &str = "Access to the control RPC";
+    /// Memory that a backup lends.
+    pub const MEMORY: &str = "Memory";
+    /// Where a backup keeps segments.
+    pub const DISK: &str = "Disk";
+    /// The apps of a sidecar.
+    pub const APPS: &str = "Apps";
+    /// How long to wait for what.
+    pub const TIMING: &str = "Timing";
+    /// A group that is a `ReplicaGroup`.
+    pub const KUBERNETES: &str = "Kubernetes";
+    /// Orders that give something up.
+    pub const DISASTER: &str = "After a disaster";
+}
+
+/// Most copies. A set has room for one member more, so that a newcomer can join before another leaves.
+pub const COPIES_MAX: u64 = MEMBERS_MAX as u64 - 1;
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  The first sidecar of a group on one host, with three backups (see `tailwind-sidecar backup --help`):
+    tailwind-sidecar run --backup b0=127.0.0.1:7420,b1=127.0.0.1:7421,b2=127.0.0.1:7422
+  A standby beside it:
+    tailwind-sidecar run --name second --listen 127.0.0.1:7411 --socket /run/tailwind/second.sock \\
+      --backup b0=127.0.0.1:7420,b1=127.0.0.1:7421,b2=127.0.0.1:7422
+  For apps that only read:
+    tailwind-sidecar run --reader --name reader --listen 127.0.0.1:7412 --socket /run/tailwind/reader.sock
+
+Every option is also a variable. Exit codes: 0 if ended by SIGTERM or SIGINT; 1 if it failed; 2 if the
+command line is invalid";
+
 /// Run a sidecar: primary, or a standby that takes over when the primary dies.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = RUN_EXAMPLES)]
 pub struct RunOptions {
-    /// In Kubernetes: the ReplicaGroup that this sidecar belongs to. Its status.log is the config store; its spec
-    /// gives the backups, the number of copies and the fabric
-    #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME")]
-    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "recover_from_disk", "durability", "segment_size", "fabric"])]
-    pub replica_group: Option<GroupPath>,
-    /// Service that leads to the primary: while this sidecar is primary it keeps its address in the EndpointSlice of this name.
-    /// The operator makes both, and sets this
-    #[arg(long, env = "TAILWIND_PRIMARY_SERVICE", value_name = "NAME", requires = "replica_group")]
-    pub primary_service: Option<String>,
     /// The group that this sidecar belongs to; the same for its standbys and backups
     #[arg(long, env = "TAILWIND_GROUP", default_value = "default")]
     pub group: GroupName,
-    /// This sidecar's name, unique in the group; in Kubernetes the pod's name
-    #[arg(long, env = "TAILWIND_NAME", default_value = "sidecar-0")]
-    pub name: SidecarId,
-    /// Only read: serve reads and follows of the log to apps on this host, and never become primary. Needs no --backup, since the
-    /// config store tells who the members are
-    #[arg(long, env = "TAILWIND_READER")]
-    pub reader: bool,
-    /// The socket that apps append to; at most 107 bytes, in a folder that only the app can reach
-    /// [default: /run/tailwind/GROUP.sock]
-    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS. `[::]` is every address,
-    /// IPv4 too; where the kernel has no IPv6 it stands for 0.0.0.0
-    #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT")]
-    pub listen: SocketAddr,
-    /// Where other sidecars reach this one.
-    #[command(flatten)]
-    pub advertise: AdvertiseOptions,
-    /// Write the control address to this file once it is bound: for scripts that use port 0
-    #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "PATH")]
-    pub port_file: Option<PathBuf>,
-    /// Serve /healthz, /readyz, /metrics and /report here without TLS, for kubelets, Prometheus and the operator; they
-    /// expose no records
-    #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT")]
-    pub metrics_listen: Option<SocketAddr>,
-    /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
-    /// hard links, but not locks. Later versions are numbered files beside it. With --reader it is only read
-    /// [default: /var/lib/tailwind/GROUP/config.json]
-    #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// This sidecar's name, unique in the group; in Kubernetes the pod's name [default: the host's name]
+    #[arg(long, env = "TAILWIND_NAME")]
+    pub name: Option<SidecarId>,
     /// A backup that may be used; repeat for each one, spares included
     #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',')]
     #[arg(required_unless_present_any = ["replica_group", "reader"])]
     pub backup: Vec<BackupAddress>,
-    /// Number of copies: with r copies the log survives r - 1 failures at once. Three is the usual choice
-    #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3)]
+    /// Number of copies, 1 to 7: with r copies the log survives r - 1 failures at once. Three is the usual choice
+    #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3, value_parser = number::<u8>(1, COPIES_MAX))]
     pub backups: u8,
-    /// Fewest copies for appends: a smaller number favours availability, a larger one safety. [default: half of --backups,
+    /// Fewest copies for appends: a smaller number favours availability, a larger one safety [default: half of --backups,
     /// rounded up]
-    #[arg(long, env = "TAILWIND_MIN_IN_SYNC")]
+    #[arg(long, env = "TAILWIND_MIN_IN_SYNC", value_parser = number::<u8>(1, COPIES_MAX))]
     pub min_in_sync: Option<u8>,
-    /// Accept that the log with this id ends at this record, even if later records were acknowledged. Use it only when the
-    /// sidecar reports that it waits for damaged members or for a newer config store (docs/runbooks)
-    #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN")]
-    pub accept_loss: Option<AcceptedLoss>,
-    /// Recover the log with this id from disks: all members of its set have lost their memory. What was acknowledged after the
-    /// last sync may be lost. One member's disk suffices. Use it only when the sidecar reports that members are missing whose
-    /// memory is new, and no member with its memory will come back (docs/runbooks/TailwindGroupUnavailable.md)
-    #[arg(long, env = "TAILWIND_RECOVER_FROM_DISK", value_name = "LOG")]
-    pub recover_from_disk: Option<LogId>,
     /// What an ack promises: memory of every member; battery, the same with attested hold-up power; flushed, also disk
     #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory")]
     pub durability: Durability,
@@ -147,64 +148,127 @@ pub struct RunOptions {
     /// more control calls. At most the backups' segment size
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
-    /// Fabric that carries bytes to the backups; the same for every process of the group
-    #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
-    pub fabric: FabricOption,
-    /// Used with --fabric verbs and auto.
-    #[command(flatten)]
-    pub rdma: RdmaOptions,
+    /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
+    /// hard links, but not locks. Later versions are numbered files beside it. With --reader it is only read
+    /// [default: /var/lib/tailwind/GROUP/config.json]
+    #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Only read: serve reads and follows of the log to apps on this host, and never become primary. Needs no --backup, since the
+    /// config store tells who the members are
+    #[arg(long, env = "TAILWIND_READER")]
+    pub reader: bool,
+
+    /// The socket that apps append to; at most 107 bytes, in a folder that only the app can reach
+    /// [default: /run/tailwind/GROUP.sock]
+    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", help_heading = heading::APPS)]
+    pub socket: Option<PathBuf>,
     /// Users that may connect to the socket, or `any` for a pod that nothing else can reach [default: root and the
     /// sidecar's own user]
-    #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
+    #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',', help_heading = heading::APPS)]
     pub allow_uid: Vec<AllowedUid>,
+    /// Clients that may append through shared memory at a time: 384 KiB each, and no system calls while both sides are busy.
+    /// Further ones, and those that do not ask for it, use the socket; with 0 all do
+    #[arg(long, env = "TAILWIND_RINGS", default_value_t = 64, value_parser = number::<u64>(0, 64))]
+    #[arg(help_heading = heading::APPS)]
+    pub rings: u64,
     /// Memory for batches in transit from clients, over all connections: with more, more large batches arrive in parallel;
     /// the others wait. At least half of --segment-size and 16 bytes, so that the largest batch fits
     #[arg(long, env = "TAILWIND_BATCH_MEMORY", default_value = "64MiB", value_parser = parse_size, value_name = "SIZE")]
+    #[arg(help_heading = heading::APPS)]
     pub batch_memory: u64,
-    /// Clients that may append through shared memory at a time: 384 KiB each, and no system calls while both sides are busy.
-    /// Further ones, and those that do not ask for it, use the socket; with 0 all do
-    #[arg(long, env = "TAILWIND_RINGS", default_value_t = 64, value_parser = value_parser!(u64).range(0..=64))]
-    pub rings: u64,
     /// A client is disconnected after this time if it reads none of its data, or leaves a batch half sent while others wait
     /// for its memory: a longer time tolerates stopped processes, a shorter one frees their slots sooner
-    #[arg(long, env = "TAILWIND_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, env = "TAILWIND_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(1, u64::MAX), help_heading = heading::APPS)]
     pub client_timeout_ms: u64,
+
+    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS. `[::]` is every address,
+    /// IPv4 too; where the kernel has no IPv6 it stands for 0.0.0.0
+    #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT", value_parser = address)]
+    #[arg(help_heading = heading::NETWORK)]
+    pub listen: SocketAddr,
+    /// Where other sidecars reach this one.
+    #[command(flatten, next_help_heading = heading::NETWORK)]
+    pub advertise: AdvertiseOptions,
+    /// Write the control address to this file once it is bound: for scripts that use port 0
+    #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "PATH", help_heading = heading::NETWORK)]
+    pub port_file: Option<PathBuf>,
+    /// Serve /healthz, /readyz, /metrics and /report here without TLS, for kubelets, Prometheus and the operator; they
+    /// expose no records
+    #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT", value_parser = address)]
+    #[arg(help_heading = heading::NETWORK)]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// Guards the control RPC between pods.
+    #[command(flatten, next_help_heading = heading::ACCESS)]
+    pub tls: TlsOptions,
+    /// Guards the control RPC on one host.
+    #[command(flatten, next_help_heading = heading::ACCESS)]
+    pub token: TokenOptions,
+
+    /// Fabric that carries bytes to the backups; the same for every process of the group
+    #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
+    #[arg(help_heading = heading::FABRIC)]
+    pub fabric: FabricOption,
+    /// How long the append path polls before it sleeps: a longer time uses more CPU and saves wake-ups
+    #[arg(long, env = "TAILWIND_SPIN_US", default_value_t = 50, value_name = "US")]
+    #[arg(value_parser = number::<u64>(0, 1_000_000), help_heading = heading::FABRIC)]
+    pub spin_us: u64,
+    /// Used with --fabric verbs and auto.
+    #[command(flatten, next_help_heading = heading::RDMA)]
+    pub rdma: RdmaOptions,
+
     /// Interval between heartbeats; a tenth of --heartbeat-silence-ms is plenty
-    #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
-    #[arg(value_parser = value_parser!(u64).range(1..=10_000))]
+    #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(1, 10_000), help_heading = heading::TIMING)]
     pub heartbeat_interval_ms: u64,
     /// A peer that is silent for this time counts as dead: a shorter time detects dead hosts faster, a longer one tolerates
     /// pauses of busy machines. 40 times as long for backups over verbs, where the cards detect dead hosts (--rdma-retry)
-    #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300)]
-    #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(1, 3_600_000), help_heading = heading::TIMING)]
     pub heartbeat_silence_ms: u64,
     /// How long a standby to which no app is connected lets others go first when the primary is gone, or when there is none
     /// yet: 2000 where apps may be missing on some hosts, as in Kubernetes; with 0 all stand alike
-    #[arg(long, env = "TAILWIND_APP_WAIT_MS", default_value_t = 0)]
-    #[arg(value_parser = value_parser!(u64).range(0..=3_600_000))]
+    #[arg(long, env = "TAILWIND_APP_WAIT_MS", default_value_t = 0, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(0, 3_600_000), help_heading = heading::TIMING)]
     pub app_wait_ms: u64,
     /// How long a promotion waits for slower members once enough are fenced; late members are re-replicated
-    #[arg(long, env = "TAILWIND_FENCE_WAIT_MS", default_value_t = 150)]
-    #[arg(value_parser = value_parser!(u64).range(0..=3_600_000))]
+    #[arg(long, env = "TAILWIND_FENCE_WAIT_MS", default_value_t = 150, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(0, 3_600_000), help_heading = heading::TIMING)]
     pub fence_wait_ms: u64,
     /// How long a backup without free buffers may delay the group before it is replaced
-    #[arg(long, env = "TAILWIND_OPEN_TIMEOUT_MS", default_value_t = 2000)]
-    #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, env = "TAILWIND_OPEN_TIMEOUT_MS", default_value_t = 2000, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(1, 3_600_000), help_heading = heading::TIMING)]
     pub open_timeout_ms: u64,
     /// Timeout of a control call; must exceed a backup's fsync
-    #[arg(long, env = "TAILWIND_RPC_TIMEOUT_MS", default_value_t = 2000)]
-    #[arg(value_parser = value_parser!(u64).range(10..=3_600_000))]
+    #[arg(long, env = "TAILWIND_RPC_TIMEOUT_MS", default_value_t = 2000, value_name = "MS")]
+    #[arg(value_parser = number::<u64>(10, 3_600_000), help_heading = heading::TIMING)]
     pub rpc_timeout_ms: u64,
-    /// How long the append path polls before it sleeps: a longer time uses more CPU and saves wake-ups
-    #[arg(long, env = "TAILWIND_SPIN_US", default_value_t = 50)]
-    #[arg(value_parser = value_parser!(u64).range(0..=1_000_000))]
-    pub spin_us: u64,
-    /// Guards the control RPC between pods.
+
+    /// Accept that the log with this id ends at this record, even if later records were acknowledged. Use it only when the
+    /// sidecar reports that it waits for damaged members or for a newer config store (docs/runbooks)
+    #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN", help_heading = heading::DISASTER)]
+    pub accept_loss: Option<AcceptedLoss>,
+    /// Recover the log with this id from disks: all members of its set have lost their memory. What was acknowledged after the
+    /// last sync may be lost. One member's disk suffices. Use it only when the sidecar reports that members are missing whose
+    /// memory is new, and no member with its memory will come back (docs/runbooks/TailwindGroupUnavailable.md)
+    #[arg(long, env = "TAILWIND_RECOVER_FROM_DISK", value_name = "LOG", help_heading = heading::DISASTER)]
+    pub recover_from_disk: Option<LogId>,
+
+    /// The ReplicaGroup that this sidecar belongs to. Its status.log is the config store; its spec gives the backups, the
+    /// number of copies and the fabric
+    #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME", help_heading = heading::KUBERNETES)]
+    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "recover_from_disk", "durability", "segment_size", "fabric"])]
+    pub replica_group: Option<GroupPath>,
+    /// Service that leads to the primary: while this sidecar is primary it keeps its address in the EndpointSlice of this name.
+    /// The operator makes both, and sets this
+    #[arg(long, env = "TAILWIND_PRIMARY_SERVICE", value_name = "NAME", requires = "replica_group")]
+    #[arg(help_heading = heading::KUBERNETES)]
+    pub primary_service: Option<String>,
+
+    /// What it logs.
     #[command(flatten)]
-    pub tls: TlsOptions,
-    /// Guards the control RPC on one host.
-    #[command(flatten)]
-    pub token: TokenOptions,
+    pub log: LogOptions,
 }
 
 impl RunOptions {
@@ -280,5 +344,81 @@ mod tests {
         for bad in ["b0", "b0=", "b0=host", "b0=host:0", "B0=host:1", "b0=host:99999", "=host:1", "b0=::1:7420"] {
             assert!(bad.parse::<BackupAddress>().is_err(), "{bad}");
         }
+    }
+
+    /// The headings in the order of the help, without the first one, and the options under each.
+    fn headings(command: &clap::Command) -> Vec<(String, Vec<String>)> {
+        let mut found: Vec<(String, Vec<String>)> = Vec::new();
+        for arg in command.get_arguments() {
+            let (Some(long), heading) = (arg.get_long(), arg.get_help_heading().unwrap_or_default()) else { continue };
+            match found.iter_mut().find(|(known, _)| known == heading) {
+                Some((_, options)) => options.push(long.to_owned()),
+                None => found.push((heading.to_owned(), vec![long.to_owned()])),
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn options_stand_under_their_headings() {
+        let run = headings(&RunOptions::augment_args(clap::Command::new("run")));
+        let backup = headings(&crate::backup::BackupOptions::augment_args(clap::Command::new("backup")));
+        let doctor = headings(&crate::commands::doctor::DoctorOptions::augment_args(clap::Command::new("doctor")));
+        for (command, name) in [(&run, "run"), (&backup, "backup"), (&doctor, "doctor")] {
+            let (_, rdma) = command.iter().find(|(heading, _)| heading == heading::RDMA).unwrap();
+            assert!(rdma.iter().all(|option| option.starts_with("rdma-")) && rdma.len() == 5, "{name}: {rdma:?}");
+        }
+        let order: Vec<&str> = run.iter().map(|(heading, _)| heading.as_str()).collect();
+        assert_eq!(
+            order,
+            [
+                "",
+                "Apps",
+                "Network",
+                "Access to the control RPC",
+                "Fabric",
+                "RDMA (--fabric verbs and auto)",
+                "Timing",
+                "After a disaster",
+                "Kubernetes",
+                "Logging"
+            ]
+        );
+        let order: Vec<&str> = backup.iter().map(|(heading, _)| heading.as_str()).collect();
+        assert_eq!(
+            order,
+            [
+                "",
+                "Network",
+                "Access to the control RPC",
+                "Fabric",
+                "RDMA (--fabric verbs and auto)",
+                "Memory",
+                "Disk",
+                "Timing",
+                "Logging"
+            ]
+        );
+        assert_eq!(run[0].1[..3], ["group", "name", "backup"]);
+        assert_eq!(backup[0].1, ["group", "name"]);
+        assert_eq!(run.last().unwrap().1, ["log", "log-format"]);
+    }
+
+    #[test]
+    fn group_and_name_follow_one_rule() {
+        #[derive(clap::Parser)]
+        struct Run {
+            #[command(flatten)]
+            options: RunOptions,
+        }
+        #[derive(clap::Parser)]
+        struct Backup {
+            #[command(flatten)]
+            options: crate::backup::BackupOptions,
+        }
+        let run = <Run as clap::Parser>::parse_from(["run", "--backup", "b0=127.0.0.1:1"]).options;
+        let backup = <Backup as clap::Parser>::parse_from(["backup"]).options;
+        assert_eq!((run.group.as_str(), backup.group.as_str()), ("default", "default"));
+        assert!(run.name.is_none() && backup.name.is_none(), "the host's name is found when it starts");
     }
 }

@@ -9,14 +9,14 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
+use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::{HEARTBEATS, POSITION};
 use tailwind_protocol::rpc::{PositionReply, PositionRequest, Refusal};
@@ -25,6 +25,7 @@ use tailwind_report::report;
 use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
+use tailwind_runtime::{ensure_usage, usage};
 use tokio::sync::watch;
 
 use crate::access::Access;
@@ -38,7 +39,7 @@ use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http::{self, Rights};
 use crate::kubernetes;
-use crate::options::{AllowedUid, BackupAddress, RunOptions};
+use crate::options::{AllowedUid, BackupAddress, RunOptions, own_name, writable};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::store::file::FileStore;
 use crate::store::{Joined, Shape, Store};
@@ -89,8 +90,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         spin_us,
         tls,
         token,
+        log: _,
     } = options;
-    ensure!(
+    let name = own_name(name)?;
+    ensure_usage!(
         heartbeat_silence_ms > heartbeat_interval_ms.saturating_mul(2),
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
     );
@@ -106,10 +109,12 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let Joined { store, shape, desired, watch_task } = match &replica_group {
         Some(path) => kubernetes::join(path).await?,
         None => {
+            let is_given = config.is_some();
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
             let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
             let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
-            let file = if reader { FileStore::read_only(&config)? } else { FileStore::new(&config)? };
+            let file = if reader { FileStore::read_only(&config) } else { FileStore::new(&config) };
+            let file = writable(file, is_given, "--config FILE")?;
             fixed(
                 Store::File(file),
                 Shape { durability, segment_size, fabric },
@@ -128,15 +133,16 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     };
     let Shape { durability, segment_size, fabric } = shape;
     let batch_memory_min = PathOptions::batch_memory_min(segment_size) as u64;
-    ensure!(
+    ensure_usage!(
         batch_memory >= batch_memory_min,
         "--batch-memory {}: must be at least {batch_memory_min} bytes, which the largest batch takes with segments of {segment_size}",
         readable_size(batch_memory)
     );
     let client_timeout = Duration::from_millis(client_timeout_ms);
+    let is_given = socket.is_some();
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
     let allowed = AllowedUid::all(&allow_uid);
-    let listener = listen_on_socket(&socket, &allowed)?;
+    let listener = writable(listen_on_socket(&socket, &allowed), is_given, "--socket PATH")?;
 
     let endpoint = http::listen(listen, &access).await?;
     let address = endpoint.local_addr().context("read the control address")?;
@@ -144,11 +150,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         crate::options::write_port_file(port_file, address)?;
     }
     let control = advertise.control(address);
-    let control = control.with_context(|| {
-        format!(
+    let Some(control) = control else {
+        usage!(
             "--listen {address}: others cannot connect to that; say where they reach this sidecar with --advertise-ip"
-        )
-    })?;
+        );
+    };
     let fabric = crate::fabric::sidecar(fabric, &rdma, advertise.own_ip(address))?;
     let waker = Waker::new().context("create the append path's waker")?;
     let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
@@ -237,10 +243,9 @@ fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Joined {
 }
 
 fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {
-    ensure!((1..=MEMBERS_MAX as u8).contains(&backups), "--backups {backups}: must be 1 to {MEMBERS_MAX}");
     let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
-    ensure!((1..=backups).contains(&min_in_sync), "--min-in-sync {min_in_sync}: must be 1 to --backups ({backups})");
-    ensure!(
+    ensure_usage!(min_in_sync <= backups, "--min-in-sync {min_in_sync}: must be 1 to --backups ({backups})");
+    ensure_usage!(
         listed.len() >= usize::from(min_in_sync),
         "{} backups are listed (--backup NAME=HOST:PORT), but --min-in-sync needs {min_in_sync}",
         listed.len()
@@ -248,7 +253,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
     let mut names: Vec<_> = listed.iter().map(|backup| &backup.name).collect();
     names.sort_unstable();
     names.dedup();
-    ensure!(
+    ensure_usage!(
         names.len() == listed.len(),
         "two backups have the same name (--backup NAME=HOST:PORT): names are unique in a group"
     );
@@ -260,13 +265,13 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
 fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {
-        bail!(
+        usage!(
             "socket path {} has {length} bytes: the limit is {SOCKET_PATH_MAX}; choose a shorter --socket",
             path.display()
         );
     }
     if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
-        bail!(
+        usage!(
             "--socket {} is a folder: give the path of a socket in it, such as {}",
             path.display(),
             path.join("append.sock").display()

@@ -59,7 +59,7 @@ pub enum Error {
     },
     /// [`Options::timeout`](crate::Options::timeout) went by without an answer. Nothing is lost: what was in
     /// flight still is, and `next_ack` or `flush` returns its outcome; a read or tail goes on with its next call.
-    #[error("no answer within {} ms; appends in flight stay in flight", after.as_millis())]
+    #[error("no answer within {} ms", after.as_millis())]
     TimedOut {
         /// The time-out.
         after: Duration,

@@ -9,9 +9,10 @@ mod send_window;
 
 use std::fs::File;
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -21,11 +22,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use tailwind_client::{Ack, Error, Limits, Lsn, Ticket};
 use tailwind_protocol::layout::readable_size;
+use tailwind_runtime::ensure_usage;
 
 use super::framing::{InputFraming, Splitter};
+use super::notice::{Notice, why_appends_wait};
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
-use report::{LsnPrinter, Progress, aftermath, summary};
+use crate::options::number;
+use report::{LsnPrinter, Progress, aftermath, spoken, summary};
 use send_window::{Bundle, MatchedPrefix, SendWindow};
 
 /// How often the socket is looked at while input is waited for: a large record may have gone only in part, and whether
@@ -36,8 +40,21 @@ const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
 /// The error when the log holds records of another client.
 const NOT_ALONE: &str = "another client appends to this log, and --reconnect works only with a single writer";
 
+const EXAMPLES: &str = "\
+Examples:
+  Append each line of a file, waiting for the sidecar if need be:
+    tailwind-sidecar append --wait --file orders.txt
+  Append one record, and have it on disk at every member:
+    echo hello | tailwind-sidecar append --sync
+  Resume after 1000 lines, through failovers:
+    tailwind-sidecar append --file orders.txt --skip 1000 --reconnect
+
+Exit codes: 0 if every record is acknowledged; 1 if not: standard error says how far it came and how to
+resume; 2 if the command line is invalid";
+
 /// Append records from a file or from standard input.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct AppendOptions {
     /// Input file; standard input if not given, or `-`
     #[arg(long, value_name = "FILE")]
@@ -47,10 +64,10 @@ pub struct AppendOptions {
     framing: InputFraming,
     /// Append batches of this many records: all or none of a batch survive a failure. For records that depend on each
     /// other; single records are as fast. The last batch may be smaller
-    #[arg(long, value_name = "N")]
-    batch: Option<NonZeroUsize>,
-    /// Skip the first records of the input: to resume where an earlier run stopped
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<usize>(1, u64::MAX))]
+    batch: Option<usize>,
+    /// Skip the first records of the input: to resume where an earlier run stopped. The input must have as many
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::<u64>(0, u64::MAX))]
     skip: u64,
     /// Print each record's LSN to standard output once it is acknowledged
     #[arg(long)]
@@ -72,13 +89,16 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     let (input, input_size) = open(options.file.as_deref())?;
     let primary = if options.reconnect { options.target.wait_for_primary()? } else { options.target.connect()? };
     let limits = primary.client.welcome().limits;
-    let batch = options.batch.map_or(1, NonZeroUsize::get);
-    ensure!(
+    let batch = options.batch.unwrap_or(1);
+    ensure_usage!(
         batch <= limits.batch_records_max as usize,
         "--batch {batch}: the sidecar takes at most {} records together",
         limits.batch_records_max
     );
     let lsns = LsnPrinter::new(options.print_lsn);
+    let progress = Progress::new(input_size, lsns.shares_the_terminal());
+    let flow = Arc::new(Flow::default());
+    let notice = Notice::begin(flow.watch(primary.socket().to_owned()), progress.sayer());
     let mut appender = Appender {
         options,
         primary,
@@ -93,7 +113,9 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         window: SendWindow::new(),
         log_end: None,
         heard: Instant::now(),
-        progress: Progress::new(input_size, lsns.shares_the_terminal()),
+        flow,
+        notice,
+        progress,
         lsns,
     };
     let result = appender.run();
@@ -104,6 +126,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         Some(failure) => Err(failure),
         None => {
             if options.sync {
+                let _notice = Notice::of_answer("append --sync", appender.primary.socket().to_owned());
                 appender.primary.client.sync().context("sync")?;
             }
             tell(summary(appender.window.acked(), took));
@@ -150,8 +173,43 @@ struct Appender<'a> {
     log_end: Option<Lsn>,
     /// When the sidecar last gave a sign of life, or was last asked for one.
     heard: Instant,
+    flow: Arc<Flow>,
+    /// Says why acks do not come.
+    notice: Notice,
     progress: Progress,
     lsns: LsnPrinter,
+}
+
+/// How the append flows, for the thread that says why it does not.
+#[derive(Default)]
+struct Flow {
+    /// Records are in flight.
+    waits: AtomicBool,
+    /// Acks so far.
+    acks: AtomicU64,
+    /// Where the primary is now.
+    socket: Mutex<PathBuf>,
+}
+
+impl Flow {
+    fn follow(&self, primary: &Primary) {
+        primary.socket().clone_into(&mut self.socket.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Asks the sidecar what appends wait for, if no ack has come since the last look.
+    fn watch(self: &Arc<Flow>, socket: PathBuf) -> impl FnMut() -> Option<String> + Send + use<> {
+        let flow = Arc::clone(self);
+        *flow.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
+        let mut seen = u64::MAX;
+        move || {
+            let acks = flow.acks.load(Ordering::Relaxed);
+            if std::mem::replace(&mut seen, acks) != acks || !flow.waits.load(Ordering::Relaxed) {
+                return None;
+            }
+            let socket = flow.socket.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            Some(format!("append: the primary waits: {}", why_appends_wait(&socket)?))
+        }
+    }
 }
 
 /// The ordinary way.
@@ -162,6 +220,7 @@ impl Appender<'_> {
         }
         loop {
             self.take_acks()?;
+            self.flow.waits.store(self.primary.client.in_flight() > 0, Ordering::Relaxed);
             self.progress.show(self.taken, self.window.acked());
             if self.window.next_to_send().is_some() {
                 self.submit()?;
@@ -171,7 +230,7 @@ impl Appender<'_> {
                 match self.gather()? {
                     GatherResult::Bundle => {}
                     GatherResult::NeedsInput => self.wait_for_input()?,
-                    GatherResult::Ended if self.window.is_empty() => return Ok(()),
+                    GatherResult::Ended if self.window.is_empty() => return self.check_skip(),
                     GatherResult::Ended => self.wait_for_ack()?,
                 }
             }
@@ -210,6 +269,13 @@ impl Appender<'_> {
         let blank = self.window.blank();
         self.window.push(std::mem::replace(&mut self.bundle, blank));
         Ok(GatherResult::Bundle)
+    }
+
+    /// An input that ends before what was to be skipped is another one than was meant.
+    fn check_skip(&self) -> anyhow::Result<()> {
+        let (skip, noun) = (self.options.skip, self.options.framing.noun());
+        ensure!(self.place >= skip, "--skip {skip}: the input has only {}", counted(self.place, noun));
+        Ok(())
     }
 
     fn submit(&mut self) -> anyhow::Result<()> {
@@ -273,6 +339,7 @@ impl Appender<'_> {
 
     fn on_answer(&mut self, Ack { ticket, outcome }: Ack) -> anyhow::Result<()> {
         self.heard = Instant::now();
+        self.flow.acks.fetch_add(1, Ordering::Relaxed);
         match outcome {
             Ok(last) => self.on_acked(&ticket, last),
             Err(error) => {
@@ -343,6 +410,7 @@ impl Appender<'_> {
             self.primary = self.options.target.wait_for_primary()?;
         }
         self.heard = Instant::now();
+        self.flow.follow(&self.primary);
         let patience = self.patience();
         self.primary.client.set_timeout(Some(patience)).context("set the socket's time-out")
     }
@@ -408,10 +476,12 @@ impl Appender<'_> {
             // A second error would add nothing: whatever is not acknowledged is reported so.
             let _ = self.drain();
         }
-        anyhow!(
-            "{}\n{}",
-            tailwind_runtime::logging::explain(error),
-            aftermath(&self.window, self.options.framing.noun(), self.options.skip)
-        )
+        let told = self.notice.told();
+        let why = match told.strip_prefix("append: ").filter(|_| has_waited) {
+            Some(why) => format!("timed out after {}: {why}", spoken(self.patience())),
+            None => tailwind_runtime::logging::explain(error),
+        };
+        let began = self.primary.client.welcome().last.next();
+        anyhow!("{why}\n{}", aftermath(&self.window, self.options.framing.noun(), self.options.skip, began))
     }
 }

@@ -7,15 +7,16 @@ use clap::Args;
 use tailwind_protocol::layout::SegmentSize;
 
 use crate::fabric::RdmaOptions;
-use crate::options::parse_segment_size;
+use crate::options::{heading, parse_segment_size};
 use crate::preflight::{CheckStatus, examine};
 
 /// Check whether RDMA works on this host, with advice if it does not.
 #[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Example:\n  Where the pool will be on huge pages:\n    tailwind-sidecar doctor --pool /dev/hugepages\n\n\
+                  Exit codes: 0 if RDMA works here; 1 if not; 2 if the command line is invalid"
+)]
 pub struct DoctorOptions {
-    /// Which device, and how.
-    #[command(flatten)]
-    rdma: RdmaOptions,
     /// The folder for the test buffer; choose the file system that the pool will be on
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pool: PathBuf,
@@ -25,6 +26,9 @@ pub struct DoctorOptions {
     /// Write JSON instead of lines
     #[arg(long)]
     json: bool,
+    /// Which device, and how.
+    #[command(flatten, next_help_heading = heading::RDMA)]
+    rdma: RdmaOptions,
 }
 
 /// Looks and prints. An error if RDMA does not work here.

@@ -11,14 +11,16 @@ use tailwind_client::blocking::Client;
 use tailwind_client::{Error, FollowEvent, Lsn};
 
 use super::read::{LOOK_UP_EVERY, Output, OutputOptions, Start, WRITE, copy_tail, go_on, is_abandoned};
-use super::target::Target;
+use super::target::{Target, WAIT_FOR_ANY};
 use super::tell;
 
 /// Write records to standard output as they are acknowledged, at a sidecar of any role, until it becomes primary.
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "Exit codes: 0 once the sidecar is primary and every acknowledged record has been written, or when the \
-                  output is closed; 1 if something failed"
+    after_help = "Example:\n  What a standby app does all its life:\n    tailwind-sidecar follow --wait --go-on | app\n\n\
+                  Exit codes: 0 once the sidecar is primary and every acknowledged record has been written, or when the \
+                  output is closed; 1 if something failed; 2 if the command line is invalid",
+    mut_arg("wait", |wait| wait.help(WAIT_FOR_ANY))
 )]
 pub struct FollowOptions {
     /// First record to read: an LSN, `first` (the first that has not been trimmed, as far as the sidecar knows) or `end` (the

@@ -8,17 +8,18 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::{Args, Subcommand};
 use indicatif::HumanBytes;
 use tailwind_backup::{QuarantineName, quarantine};
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_runtime::logging::explain;
 
-use super::scan::examine::{Content, SegmentReport, State, examine};
+use super::scan::examine::{Content, SegmentFileName, SegmentReport, State, examine};
 use super::scan::{self, folder::describe};
 use super::{counted, print, tell};
 use crate::backup::options::default_flush_dir;
+use crate::options::own_name;
 
 /// List or release copies that a backup has quarantined because they are not part of the log.
 #[derive(Args, Clone, Debug)]
@@ -29,8 +30,8 @@ pub struct QuarantineOptions {
 
 #[derive(Clone, Debug, Subcommand)]
 enum QuarantineCommand {
-    /// List the files in quarantine: a line for each with its name, whether it is sound, its size, segment, epoch and
-    /// records
+    /// List the files in quarantine, and those that the backup moved aside because it did not understand them: a line for each
+    /// with its name, whether it is sound, its size, segment, epoch and records
     List(ListOptions),
     /// Delete files from quarantine. Nothing else deletes them, and they cannot be restored
     Release(ReleaseOptions),
@@ -42,6 +43,9 @@ enum QuarantineCommand {
                         line is invalid"
 )]
 struct ListOptions {
+    /// The backup's flush folder, in place of --flush-dir, or --group and --name
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
     #[command(flatten)]
     folder: FolderOptions,
 }
@@ -57,7 +61,7 @@ struct ReleaseOptions {
     /// Files to delete, by the names that `list` prints
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
-    /// Delete every file in quarantine
+    /// Delete every file in quarantine. What the backup moved aside stays: it goes by name only
     #[arg(long, conflicts_with = "names")]
     all: bool,
 }
@@ -69,19 +73,18 @@ struct FolderOptions {
     #[arg(long, env = "TAILWIND_FLUSH_DIR", value_name = "DIR")]
     flush_dir: Option<PathBuf>,
     /// The backup's group, if --flush-dir is not given
-    #[arg(long, env = "TAILWIND_GROUP")]
-    group: Option<GroupName>,
-    /// The backup's name, if --flush-dir is not given
+    #[arg(long, env = "TAILWIND_GROUP", default_value = "default")]
+    group: GroupName,
+    /// The backup's name, if --flush-dir is not given [default: the host's name]
     #[arg(long, env = "TAILWIND_NAME")]
     name: Option<MemberId>,
 }
 
 impl FolderOptions {
     fn path(&self) -> anyhow::Result<PathBuf> {
-        match (&self.flush_dir, &self.group, &self.name) {
-            (Some(folder), ..) => Ok(folder.clone()),
-            (None, Some(group), Some(name)) => Ok(default_flush_dir(group, name)),
-            _ => bail!("no folder given: use --flush-dir, or --group and --name"),
+        match &self.flush_dir {
+            Some(folder) => Ok(folder.clone()),
+            None => Ok(default_flush_dir(&self.group, &own_name(self.name.clone())?)),
         }
     }
 }
@@ -89,19 +92,27 @@ impl FolderOptions {
 /// Does what the sub-command says.
 pub fn run(options: &QuarantineOptions) -> anyhow::Result<()> {
     match &options.command {
-        QuarantineCommand::List(ListOptions { folder }) => {
-            let folder = folder.path()?;
-            let found = find(&folder)?;
-            let Listed { lines, unread } = list(&folder, &found);
+        QuarantineCommand::List(ListOptions { dir, folder }) => {
+            let folder = dir.clone().map_or_else(|| folder.path(), Ok)?;
+            let (found, aside) = (find(&folder)?, find_aside(&folder)?);
+            let Listed { mut lines, mut unread } = list(&folder, &found);
+            let other = list(&folder, &aside);
+            lines.extend(other.lines);
+            unread += other.unread;
             print(&lines)?;
-            tell(format_args!("{}: {} in quarantine", folder.display(), sum(&found)));
-            ensure!(unread == 0, "{unread} of {} could not be read", counted(found.len() as u64, "file"));
+            tell(format_args!("{}: {} in quarantine, {} moved aside", folder.display(), sum(&found), sum(&aside)));
+            ensure!(unread == 0, "{unread} of {} could not be read", counted(lines.len() as u64, "file"));
             Ok(())
         }
         QuarantineCommand::Release(ReleaseOptions { folder, names, all }) => {
             let folder = folder.path()?;
             let found = find(&folder)?;
-            let chosen = if *all { found } else { choose(&folder, &found, names)? };
+            let chosen = if *all {
+                found
+            } else {
+                let known = found.into_iter().chain(find_aside(&folder)?).collect();
+                choose(&folder, &known, names)?
+            };
             let Released { gone, result } = release(&folder, &chosen);
             // What is gone is said whatever became of the rest.
             let lines: Vec<String> =
@@ -120,6 +131,25 @@ fn find(folder: &Path) -> anyhow::Result<Files> {
     let context = || format!("list flush folder {}", folder.display());
     let files = quarantine::files(folder).with_context(context)?;
     files.map(|file| file.map(|file| (file.name.to_string(), file.bytes)).with_context(context)).collect()
+}
+
+/// Files with the name of a segment's file and something behind it: a backup has moved them aside because it did not understand
+/// them, or somebody has made a copy. It never looks at them again.
+fn find_aside(folder: &Path) -> anyhow::Result<Files> {
+    let context = || format!("list flush folder {}", folder.display());
+    let mut found = Files::new();
+    for entry in fs::read_dir(folder).with_context(context)? {
+        let entry = entry.with_context(context)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let is_aside = SegmentFileName::parse(&name).is_some_and(|named| !named.is_in_place) && !name.ends_with(".tmp");
+        match entry.metadata() {
+            Ok(metadata) if is_aside && metadata.is_file() => _ = found.insert(name, metadata.len()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(anyhow!(error).context(context())),
+        }
+    }
+    Ok(found)
 }
 
 /// `2 files, 1.00 MiB`.
@@ -169,6 +199,7 @@ fn judge_segment(name: &str, report: &SegmentReport<'_>) -> (&'static str, Strin
     let identity = &report.identity;
     match report.sound() {
         State::Damaged(why) => ("DAMAGED", format!("{why}; {shown}")),
+        _ if QuarantineName::parse(name).is_none() => ("aside", shown),
         _ if named != Some((identity.segment, identity.epoch, identity.generation)) => {
             ("DAMAGED", format!("the file name and the header disagree on segment, epoch or generation; {shown}"))
         }

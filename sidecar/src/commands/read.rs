@@ -7,15 +7,17 @@ use std::io::{self, BufWriter, StdoutLock};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Event, Lsn, Welcome};
+use tailwind_runtime::ensure_usage;
 
 use super::counted;
 use super::framing::{OutputFraming, RecordWriter};
-use super::target::Target;
+use super::target::{Target, WAIT_ANYWHERE};
+use crate::options::number;
 
 /// Bytes gathered before they are written, unless there is nothing to gather for.
 const OUTPUT_SIZE: usize = 64 << 10;
@@ -93,7 +95,7 @@ pub struct OutputOptions {
 
 impl OutputOptions {
     pub(super) fn writer(&self) -> anyhow::Result<Output> {
-        ensure!(
+        ensure_usage!(
             !self.print_lsn || self.framing != OutputFraming::Length,
             "--print-lsn goes with --framing lines or hex: between lengths there is no room for it"
         );
@@ -102,14 +104,25 @@ impl OutputOptions {
     }
 }
 
+const READ_EXAMPLES: &str = "\
+Examples:
+  The whole log, a record a line:
+    tailwind-sidecar read
+  Ten records from LSN 4711 on, with their LSNs:
+    tailwind-sidecar read --from 4711 --limit 10 --print-lsn
+
+Exit codes: 0 if everything has been written, or the output is closed; 1 if something failed; 2 if the
+command line is invalid";
+
 /// Write the log's acknowledged records to standard output.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = READ_EXAMPLES, mut_arg("wait", |wait| wait.help(WAIT_ANYWHERE)))]
 pub struct ReadOptions {
     /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end`
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
     /// Maximum number of records; 0 for all current records
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::<u64>(0, u64::MAX))]
     limit: u64,
     /// Read at a sidecar of any role: the first that answers, if several sockets are given. Off the primary, the records that
     /// were acknowledged last may be missing
@@ -125,6 +138,9 @@ pub struct ReadOptions {
 
 /// Write records to standard output as they are acknowledged.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = "Example:\n  Every new record, into a file, from the start of the sidecar on:\n    \
+                  tailwind-sidecar tail --wait --from first > records.txt\n\n\
+                  Exit codes: 0 if the output is closed; 1 if something failed; 2 if the command line is invalid")]
 pub struct TailOptions {
     /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]

@@ -16,8 +16,13 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::{HumanBytes, HumanCount};
 use rustix::fs::OFlags;
+use tailwind_backup::disk::PROMISE;
+use tailwind_backup::flushed::FLUSHED;
+use tailwind_backup::ledger::LEDGER;
 use tailwind_backup::quarantine;
+use tailwind_backup::table::TABLE;
 use tailwind_protocol::layout::{Footer, readable_size};
+use tailwind_runtime::ensure_usage;
 use tailwind_runtime::logging::explain;
 
 use super::framing::{OutputFraming, RecordWriter};
@@ -33,8 +38,10 @@ const SHOWN_SIZE: usize = 32;
 /// Show what a backup's buffers and segment files hold; needs no running process of the group.
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "Exit codes: 0 if all is sound; 1 if a file or folder is damaged, has a gap or cannot be scanned; \
-                        2 if the command line is invalid"
+    after_help = "Examples:\n  A backup's flush folder:\n    tailwind-sidecar scan /var/lib/tailwind/orders/b0\n  \
+                  The records of one segment:\n    tailwind-sidecar scan --records segment-0000000000000007.closed\n\n\
+                  Exit codes: 0 if all is sound; 1 if a file or folder is damaged, has a gap or cannot be scanned; \
+                  2 if the command line is invalid"
 )]
 pub struct ScanOptions {
     /// Buffers of a pool (slot-NNNN.buf), files of a flush folder (segment-N.closed, segment-N.open), or a whole flush
@@ -53,6 +60,11 @@ pub struct ScanOptions {
 pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
     let mut bad = 0;
     for (place, path) in options.paths.iter().enumerate() {
+        ensure_usage!(
+            options.payloads.is_none() || !path.is_dir(),
+            "{}: --payloads takes files, because a folder may hold several copies of a segment",
+            path.display()
+        );
         let gap = if place > 0 { "\n" } else { "" };
         let scanned = if path.is_dir() { scan_folder(options, path, gap) } else { scan(options, path, gap) };
         match scanned {
@@ -97,10 +109,6 @@ fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
 
 /// Scans all files of a folder, by name. False: something is damaged or missing.
 fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
-    ensure!(
-        !options.records && options.payloads.is_none(),
-        "a folder: --records and --payloads take files; give them one by one"
-    );
     let mut paths = Vec::new();
     for entry in fs::read_dir(path).context("list the folder")? {
         paths.push(entry.context("list the folder")?.path());
@@ -111,8 +119,7 @@ fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<
     writeln!(out, "{gap}{}:", path.display()).context(write_failed)?;
     let mut folder = Folder::default();
     for path in paths {
-        let line = scan_member(&mut folder, &path);
-        writeln!(out, "  {line}").context(write_failed)?;
+        scan_member(&mut folder, &path, options.records, &mut out).context(write_failed)?;
     }
     let verdict = folder.verdict();
     if let Some(verdict) = &verdict {
@@ -122,22 +129,49 @@ fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<
     Ok(verdict.context("the folder holds neither segment files nor buffers")?.is_sound())
 }
 
-/// Scans what lies in a folder. Returns its line.
-fn scan_member(folder: &mut Folder, path: &Path) -> String {
+/// Scans what lies in a folder, and writes its line; with `records` those of a segment as well.
+fn scan_member(folder: &mut Folder, path: &Path, records: bool, out: &mut impl Write) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_buffer = name.starts_with("slot-") && name.ends_with(".buf");
     let is_quarantined = name.starts_with(quarantine::PREFIX);
     if SegmentFileName::parse(&name).is_none() && !is_buffer && !is_quarantined {
-        let what = if path.is_dir() { "a folder: scan it by itself" } else { "neither a segment file nor a buffer" };
-        return folder.add_other(&name, what);
+        let what = match own_file(&name) {
+            Some(what) => what,
+            None if path.is_dir() => "a folder: scan it by itself",
+            None => "neither a segment file nor a buffer, and no other file of a backup",
+        };
+        return writeln!(out, "  {}", folder.add_other(&name, what));
     }
     if name.ends_with(".tmp") {
-        return folder.add_other(&name, "on its way to the disk, or left half made by a crash");
+        return writeln!(out, "  {}", folder.add_other(&name, "on its way to the disk, or left half made by a crash"));
     }
-    match read(path).and_then(|bytes| Ok(folder.add(&name, &examine(&name, &bytes)?))) {
-        Ok(line) => line,
-        Err(why) => folder.add_bad(&name, &explain(&why)),
+    let bytes = match read(path) {
+        Ok(bytes) => bytes,
+        Err(why) => return writeln!(out, "  {}", folder.add_bad(&name, &explain(&why))),
+    };
+    match examine(&name, &bytes) {
+        Err(why) => writeln!(out, "  {}", folder.add_bad(&name, &why.to_string())),
+        Ok(content) => {
+            writeln!(out, "  {}", folder.add(&name, &content))?;
+            match &content {
+                Content::Segment(report) if records => list(out, report).and_then(|()| writeln!(out)),
+                _ => Ok(()),
+            }
+        }
     }
+}
+
+/// What a file of a backup is that holds no segment. A scan does not judge it: the backup does, when it starts.
+fn own_file(name: &str) -> Option<&'static str> {
+    Some(match name.trim_end_matches(".tmp") {
+        PROMISE => "what the backup has promised: name, log, epoch, trims",
+        LEDGER => "the ledger of the closed segments that the backup owes",
+        FLUSHED => "notes of how far open segments are on this disk",
+        TABLE => "the table of what each buffer is lent for",
+        "lock" => "held by the backup that uses this folder",
+        other if other.ends_with(".unreadable") => "a ledger or notes that could not be read: set aside by the backup",
+        _ => return None,
+    })
 }
 
 /// The bytes of a regular file. Nothing else is opened: opening a FIFO waits for a writer, and a device may have side effects.
@@ -229,5 +263,57 @@ impl fmt::Display for SegmentReport<'_> {
             }
         }
         write!(f, "  verdict   {}", self.sound())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
+    use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
+    use tailwind_protocol::segment::SegmentWriter;
+
+    use super::*;
+
+    fn segment(records: &[&[u8]]) -> Vec<u8> {
+        let (log, epoch, size) = (LogId(7), Epoch(3), SegmentSize::MIN);
+        let identity = SegmentIdentity { log, segment: SegmentId(1), epoch, generation: Generation(1), size };
+        let mut bytes = vec![0; size.bytes() as usize];
+        let (mut writer, mut end) = SegmentWriter::open(identity, Lsn(1), &mut bytes);
+        for record in records {
+            end += writer.append(&mut bytes[end as usize..], [*record].into_iter());
+        }
+        bytes.truncate(end as usize);
+        bytes.extend_from_slice(&Footer { sealed: Sealed::Closed, closure: writer.closure() }.to_bytes());
+        bytes
+    }
+
+    fn scanned(files: &[(&str, Vec<u8>)], records: bool) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut folder, mut out) = (Folder::default(), Vec::new());
+        for (name, bytes) in files {
+            fs::write(dir.path().join(name), bytes).unwrap();
+            scan_member(&mut folder, &dir.path().join(name), records, &mut out).unwrap();
+        }
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_backups_own_files_are_known() {
+        let names = [PROMISE, LEDGER, FLUSHED, "lock", TABLE, "ledger.tmp", "ledger.unreadable"];
+        let text = scanned(&names.map(|name| (name, b"of ours".to_vec())), false);
+        assert!(!text.contains("neither"), "{text}");
+        assert!(text.contains("the ledger of the closed segments"), "{text}");
+        let text = scanned(&[("notes.txt", b"of somebody else".to_vec())], false);
+        assert!(text.contains("neither a segment file nor a buffer"), "{text}");
+    }
+
+    #[test]
+    fn records_of_a_folder_are_listed_by_file() {
+        let name = "segment-0000000000000001.closed";
+        let files = [(PROMISE, b"of ours".to_vec()), (name, segment(&[b"first", b"second"]))];
+        let text = scanned(&files, true);
+        let (before, after) = text.split_once(name).unwrap();
+        assert!(!before.contains("first") && after.contains("first") && after.contains("second"), "{text}");
+        assert!(!scanned(&files, false).contains("second"));
     }
 }

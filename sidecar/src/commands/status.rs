@@ -13,7 +13,7 @@ use indicatif::{HumanBytes, HumanCount};
 use serde::Deserialize;
 use tailwind_protocol::layout::readable_size;
 
-use super::target::Target;
+use super::target::Sockets;
 use super::tell;
 
 /// Show the status of a sidecar and its group.
@@ -24,7 +24,7 @@ pub struct StatusOptions {
     json: bool,
     /// Which sidecars: every given socket is queried, primary or not.
     #[command(flatten)]
-    target: Target,
+    sockets: Sockets,
 }
 
 /// The sidecar's JSON, as far as it is known here.
@@ -131,7 +131,7 @@ impl SidecarStatus {
 
 /// Asks and prints.
 pub fn run(options: &StatusOptions) -> anyhow::Result<()> {
-    let sockets = options.target.sockets();
+    let sockets = options.sockets.paths();
     let mut failed = 0;
     for (place, socket) in sockets.iter().enumerate() {
         match report(options, socket) {
@@ -153,7 +153,7 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<()> {
 }
 
 fn report(options: &StatusOptions, socket: &Path) -> anyhow::Result<String> {
-    let mut client = options.target.connect_to(socket)?;
+    let mut client = options.sockets.connect_to(socket)?;
     let json = client.status().context("ask for the status")?;
     if options.json {
         return Ok(json + "\n");

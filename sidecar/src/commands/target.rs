@@ -16,34 +16,63 @@ use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Options, Role, Welcome};
 use tailwind_protocol::ids::GroupName;
 
+use super::notice::Notice;
+use crate::options::number;
+
 /// How long one socket among several is held before the next one is looked at.
 const HOLD_EACH: Duration = Duration::from_millis(100);
+/// Where the options stand in the help.
+const HEADING: &str = "Sidecar";
+/// What a command can do instead of giving up.
+const ADVICE: &str = "; --wait waits for it";
 /// Pause between attempts while no sidecar listens.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
-/// The sidecar to talk to.
+/// The sidecars to talk to.
 #[derive(Args, Clone, Debug)]
-pub struct Target {
-    /// The group of the log; gives the socket's default path
-    #[arg(long, env = "TAILWIND_GROUP", default_value = "default", value_name = "NAME")]
-    group: GroupName,
+pub struct Sockets {
     /// The sidecar's socket. If several sidecars of the group are on this host, give all their sockets: the primary's is
     /// used [default: /run/tailwind/GROUP.sock]
-    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", value_delimiter = ',')]
+    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", value_delimiter = ',', help_heading = HEADING)]
     socket: Vec<PathBuf>,
-    /// Wait until the sidecar runs and is primary, without a time limit: for scripts that may start first. With follow and
-    /// --anywhere it need not be primary
-    #[arg(long, env = "TAILWIND_WAIT", value_parser = FalseyValueParser::new())]
-    wait: bool,
+    /// The group of the log; gives the socket's default path
+    #[arg(long, env = "TAILWIND_GROUP", default_value = "default", value_name = "NAME", help_heading = HEADING)]
+    group: GroupName,
     /// Timeout for a reply; must exceed a failover of the group
-    #[arg(long, env = "TAILWIND_TIMEOUT_MS", default_value_t = 10_000, value_name = "MS")]
+    #[arg(long, env = "TAILWIND_TIMEOUT_MS", default_value_t = 10_000, value_name = "MS", help_heading = HEADING)]
+    #[arg(value_parser = number::<u64>(1, u64::MAX))]
     timeout_ms: u64,
 }
+
+/// The sidecar to talk to, which may have to be waited for.
+#[derive(Args, Clone, Debug)]
+pub struct Target {
+    /// Where it is.
+    #[command(flatten)]
+    sockets: Sockets,
+    /// Wait until the sidecar runs and is primary, without a time limit: for scripts that may start first
+    #[arg(long, env = "TAILWIND_WAIT", value_parser = FalseyValueParser::new(), help_heading = HEADING)]
+    wait: bool,
+}
+
+/// What `--wait` says for commands that any sidecar answers.
+pub(super) const WAIT_FOR_ANY: &str =
+    "Wait until the sidecar runs, whatever its role, without a time limit: for scripts that may start first";
+/// And where an option decides.
+pub(super) const WAIT_ANYWHERE: &str = "Wait until the sidecar runs and is primary, or with --anywhere until it runs, without a \
+                                        time limit: for scripts that may start first";
 
 /// A connection to a sidecar, and where it was made.
 pub(super) struct Primary {
     pub(super) client: Client,
     socket: PathBuf,
+}
+
+impl Primary {
+    /// Where it listens.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
 }
 
 impl fmt::Display for Primary {
@@ -52,9 +81,9 @@ impl fmt::Display for Primary {
     }
 }
 
-impl Target {
+impl Sockets {
     /// The sockets, at least one.
-    pub(super) fn sockets(&self) -> Vec<PathBuf> {
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
         match self.socket.as_slice() {
             [] => vec![PathBuf::from(format!("/run/tailwind/{}.sock", self.group))],
             given => given.to_vec(),
@@ -68,7 +97,14 @@ impl Target {
 
     /// Connects to the sidecar behind one socket, whatever its role.
     pub(super) fn connect_to(&self, socket: &Path) -> anyhow::Result<Client> {
-        connect(socket, false, Some(self.timeout())).map_err(|error| explain(socket, error))
+        connect(socket, false, Some(self.timeout())).map_err(|error| explain(socket, error, ""))
+    }
+}
+
+impl Target {
+    /// Longest wait for an answer.
+    pub(super) fn timeout(&self) -> Duration {
+        self.sockets.timeout()
     }
 
     /// Connects to the primary. With a single socket and without `--wait` to whoever is there: what it is asked, it
@@ -77,11 +113,11 @@ impl Target {
         if self.wait {
             return self.wait_for_primary();
         }
-        let sockets = self.sockets();
+        let sockets = self.sockets.paths();
         let is_single = sockets.len() == 1;
         let mut others = String::new();
         for socket in sockets {
-            match self.connect_to(&socket) {
+            match connect(&socket, false, Some(self.timeout())).map_err(|error| explain(&socket, error, ADVICE)) {
                 Ok(client) if is_single || client.role_info().role == Role::Primary => {
                     return Ok(Primary { client, socket });
                 }
@@ -97,15 +133,18 @@ impl Target {
 
     /// Connects to the first sidecar that answers, whatever its role.
     pub(super) fn connect_to_any(&self) -> anyhow::Result<Client> {
-        let sockets = self.sockets();
+        let sockets = self.sockets.paths();
+        let _notice = self.wait.then(|| Notice::of_sockets("a sidecar", sockets.clone()));
         loop {
             let mut others = String::new();
             for socket in &sockets {
                 match connect(socket, false, Some(self.timeout())) {
                     Ok(client) => return Ok(client),
                     Err(error) if self.wait && is_passing(&error) => {}
-                    Err(error) if self.wait || sockets.len() == 1 => return Err(explain(socket, error)),
-                    Err(error) => others += &format!("\n  {}", explain(socket, error)),
+                    Err(error) if self.wait || sockets.len() == 1 => {
+                        return Err(explain(socket, error, ADVICE));
+                    }
+                    Err(error) => others += &format!("\n  {}", explain(socket, error, ADVICE)),
                 }
             }
             if !self.wait {
@@ -117,7 +156,8 @@ impl Target {
 
     /// Connects to the primary once there is one.
     pub(super) fn wait_for_primary(&self) -> anyhow::Result<Primary> {
-        let sockets = self.sockets();
+        let sockets = self.sockets.paths();
+        let _notice = Notice::of_sockets("a primary", sockets.clone());
         // A single sidecar is held for as long as it lives; among several, another one may be promoted first.
         let hold_each = (sockets.len() > 1).then_some(HOLD_EACH);
         loop {
@@ -130,9 +170,11 @@ impl Target {
                     }
                     Err(Error::TimedOut { .. }) => has_held = true,
                     // A reader, which never becomes primary: only another sidecar could.
-                    Err(error @ Error::NotPrimary { .. }) if sockets.len() == 1 => return Err(explain(socket, error)),
+                    Err(error @ Error::NotPrimary { .. }) if sockets.len() == 1 => {
+                        return Err(explain(socket, error, ""));
+                    }
                     Err(error) if is_passing(&error) => {}
-                    Err(error) => return Err(explain(socket, error)),
+                    Err(error) => return Err(explain(socket, error, "")),
                 }
             }
             if !has_held {
@@ -145,7 +187,7 @@ impl Target {
     /// over, even if it does not answer any more.
     pub(super) fn successor(&self, primary: &Primary) -> Option<Primary> {
         let epoch = primary.client.welcome().epoch;
-        self.sockets().into_iter().filter(|socket| *socket != primary.socket).find_map(|socket| {
+        self.sockets.paths().into_iter().filter(|socket| *socket != primary.socket).find_map(|socket| {
             let mut client = connect(&socket, false, Some(HOLD_EACH)).ok()?;
             let Welcome { role, epoch: found, .. } = *client.welcome();
             let follows = role == Role::Primary && found > epoch;
@@ -181,12 +223,14 @@ fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Clien
     Client::connect_with(socket, &Options { hold, timeout, ..Options::default() })
 }
 
-/// Says what to do about a socket that does not open.
-fn explain(socket: &Path, error: Error) -> anyhow::Error {
+/// Says what to do about a socket that does not open. `waiting`: [`ADVICE`], of a command that can wait and does not.
+fn explain(socket: &Path, error: Error, waiting: &str) -> anyhow::Error {
     let advice = match &error {
         Error::Connect { source, .. } => match source.kind() {
-            ErrorKind::NotFound => "start the sidecar, or give its --socket or its --group; --wait waits for it",
-            ErrorKind::ConnectionRefused => "the sidecar has ended; --wait waits for it to come back",
+            ErrorKind::NotFound => {
+                return anyhow!("{error}; start the sidecar, or give its --socket or its --group{waiting}");
+            }
+            ErrorKind::ConnectionRefused => return anyhow!("{error}; the sidecar has ended: start it again{waiting}"),
             ErrorKind::IsADirectory => "give the path of the socket in it",
             ErrorKind::InvalidInput => "this is no socket; give the path of a sidecar's",
             ErrorKind::PermissionDenied => "be the socket's owner or in its group",

@@ -51,6 +51,12 @@ impl Progress {
         self.bar.tick();
     }
 
+    /// The same from another thread.
+    pub(super) fn sayer(&self) -> impl Fn(&str) + Send + 'static {
+        let bar = self.bar.clone();
+        move |line| if bar.is_hidden() { tell(line) } else { bar.println(line) }
+    }
+
     /// Tells something that is to be kept.
     pub(super) fn say(&self, line: &str) {
         if self.bar.is_hidden() { tell(line) } else { self.bar.println(line) }
@@ -107,8 +113,16 @@ pub(super) fn summary(acked: &Acked, took: Duration) -> String {
     format!("{records}, {size}, LSN {first} to {last}, in {took}: {rate} records/s, {bandwidth}/s")
 }
 
-/// Where a run that failed has got to, and how to go on.
-pub(super) fn aftermath<T: PartialEq>(window: &SendWindow<T>, noun: &str, skipped: u64) -> String {
+/// A time as people say it: `10 s`, `250 ms`.
+pub(super) fn spoken(time: Duration) -> String {
+    match time.subsec_millis() {
+        0 => format!("{} s", time.as_secs()),
+        _ => format!("{} ms", time.as_millis()),
+    }
+}
+
+/// Where a run that failed has got to, and how to resume. `began`: the LSN that was next when it connected.
+pub(super) fn aftermath<T: PartialEq>(window: &SendWindow<T>, noun: &str, skipped: u64, began: Lsn) -> String {
     let acked = window.acked();
     let mut text = match acked.lsns {
         Some((first, last)) => {
@@ -119,14 +133,18 @@ pub(super) fn aftermath<T: PartialEq>(window: &SendWindow<T>, noun: &str, skippe
     };
     let through = acked.through.max(skipped);
     // Writing to a string cannot fail.
-    let _ = match (window.unanswered(), acked.lsns) {
-        (None, _) => write!(text, "\nnothing is in flight; resume with --skip {through}"),
-        (Some((records, last)), lsns) => {
+    let _ = match window.unanswered() {
+        None => write!(text, "\nnothing is in flight; resume with --skip {through}"),
+        Some((records, last)) => {
+            let were = if records == 1 { "was" } else { "were" };
             let records = counted(records as u64, "record");
-            let _ = write!(text, "\nin window: {records}, up to {noun} {last}; each may or may not be in the log");
-            let from = lsns
-                .map_or_else(|| "the LSN where the log ended before".to_owned(), |(_, last)| last.next().to_string());
-            write!(text, "\nread from {from} to see how many are, then resume with --skip {through} plus that number")
+            let from = acked.lsns.map_or(began, |(_, last)| last.next());
+            let base = if through == 0 { String::new() } else { format!("{through} + ") };
+            write!(
+                text,
+                "\n{records} {were} sent but not acknowledged, up to {noun} {last} of the input, and may be in the log. Count the \
+                 records from LSN {from} on (read --from {from}), then resume with --skip {base}COUNT"
+            )
         }
     };
     text
@@ -154,19 +172,33 @@ mod tests {
     #[test]
     fn the_failure_report_says_what_is_acked_and_how_to_resume() {
         let mut window = SendWindow::new();
-        assert_eq!(aftermath(&window, "line", 5), "acknowledged: nothing\nnothing is in flight; resume with --skip 5");
+        let told = aftermath(&window, "line", 5, Lsn(40));
+        assert_eq!(told, "acknowledged: nothing\nnothing is in flight; resume with --skip 5");
         for place in 6..=8 {
             let mut bundle = window.blank();
             bundle.push(b"record", place);
             window.push(bundle);
             window.mark_sent(place);
         }
+        assert_eq!(
+            aftermath(&window, "line", 5, Lsn(41)),
+            "acknowledged: nothing\n\
+             3 records were sent but not acknowledged, up to line 8 of the input, and may be in the log. Count the records from \
+             LSN 41 on (read --from 41), then resume with --skip 5 + COUNT"
+        );
         window.acknowledge(&6, Lsn(41));
         assert_eq!(
-            aftermath(&window, "line", 5),
+            aftermath(&window, "line", 5, Lsn(41)),
             "acknowledged: 1 record, LSN 41 to 41, up to line 6 of the input\n\
-             in window: 2 records, up to line 8; each may or may not be in the log\n\
-             read from 42 to see how many are, then resume with --skip 6 plus that number"
+             2 records were sent but not acknowledged, up to line 8 of the input, and may be in the log. Count the records from \
+             LSN 42 on (read --from 42), then resume with --skip 6 + COUNT"
         );
+    }
+
+    #[test]
+    fn times_are_told_in_the_largest_unit_that_fits() {
+        assert_eq!(spoken(Duration::from_secs(10)), "10 s");
+        assert_eq!(spoken(Duration::from_millis(250)), "250 ms");
+        assert_eq!(spoken(Duration::from_millis(1500)), "1500 ms");
     }
 }

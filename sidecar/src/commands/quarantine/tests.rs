@@ -166,17 +166,35 @@ fn all_releases_only_files_in_quarantine() {
 }
 
 #[test]
+fn files_moved_aside_are_listed_and_go_by_name_only() {
+    let folder = folder(&[(2, Sealed::Closed)]);
+    let aside = ["segment-0000000000000007.closed.aside", "segment-0000000000000008.open.aside"];
+    fs::write(folder.path().join(aside[0]), "of a newer version, say").unwrap();
+    fs::write(folder.path().join(aside[1]), bytes(8, Sealed::Open)).unwrap();
+    let found = find_aside(folder.path()).unwrap();
+    assert_eq!(found.keys().collect::<Vec<_>>(), aside);
+    let lines = list(folder.path(), &found).lines;
+    assert!(lines[0].starts_with(&format!("{}  DAMAGED  23 bytes, ", aside[0])), "{lines:?}");
+    assert!(lines[1].starts_with(&format!("{}  aside    600 bytes, segment 8", aside[1])), "{lines:?}");
+    let dir = folder.path().to_str().unwrap();
+    run(&parse(&["release", "--flush-dir", dir, "--all"]).unwrap()).unwrap();
+    assert!(names(&folder).contains(&aside[0].to_owned()), "they may be all that is left of a segment");
+    run(&parse(&["release", "--flush-dir", dir, aside[0]]).unwrap()).unwrap();
+    assert_eq!(names(&folder), ["promise", "segment-0000000000000001.closed", aside[1]]);
+}
+
+#[test]
 fn a_folder_is_given_directly_or_by_group_and_name() {
     let path = |arguments: &[&str]| match parse(arguments).unwrap().command {
-        QuarantineCommand::List(ListOptions { folder }) => folder.path(),
+        QuarantineCommand::List(ListOptions { folder, .. }) => folder.path(),
         QuarantineCommand::Release(_) => unreachable!("it lists"),
     };
     assert_eq!(path(&["list", "--flush-dir", "/flush"]).unwrap(), Path::new("/flush"));
     let told = path(&["list", "--group", "orders", "--name", "b0"]).unwrap();
     assert_eq!(told, Path::new("/var/lib/tailwind/orders/b0"));
-    let error = path(&["list", "--group", "orders"]).unwrap_err().to_string();
-    assert!(error.contains("--flush-dir"), "{error}");
-    let missing = run(&parse(&["list", "--flush-dir", "/no/such/folder"]).unwrap()).unwrap_err();
+    let of_host: MemberId = own_name(None).unwrap();
+    assert_eq!(path(&["list"]).unwrap(), Path::new(&format!("/var/lib/tailwind/default/{of_host}")));
+    let missing = run(&parse(&["list", "/no/such/folder"]).unwrap()).unwrap_err();
     assert!(explain(&missing).contains("list flush folder /no/such/folder: No such file"), "{missing:#}");
 }
 

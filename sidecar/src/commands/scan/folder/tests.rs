@@ -166,7 +166,9 @@ fn quarantined_files_are_listed_separately() {
     let path = temporary.path().join("quarantined-0000000000000002.epoch-1.0000000000000002.closed");
     std::fs::write(&path, file(LOG, 2, 1, Sealed::Closed, 11..20)).unwrap();
     let mut folder = Folder::default();
-    let said = crate::commands::scan::scan_member(&mut folder, &path);
+    let mut out = Vec::new();
+    crate::commands::scan::scan_member(&mut folder, &path, false, &mut out).unwrap();
+    let said = String::from_utf8(out).unwrap();
     assert!(said.contains(" aside    segment 2, epoch 1, LSN 11 to 19"), "{said}");
     assert_eq!((folder.aside, folder.held.len()), (1, 0));
 }
