@@ -133,7 +133,7 @@ fn invalid_options_are_rejected() {
     assert_refused(&mut backup("--segment-size", "32KiB"), &format!("segment size 32 KiB: {sizes}"));
     let least = "--flush-bytes 128 KiB: must be at least 384 KiB, 6 segments of 64 KiB";
     assert_refused(&mut backup("--flush-bytes", "128KiB"), least);
-    assert_refused(&mut sidecar("--backups", "9"), "--backups 9: must be 1 to 8");
+    assert_refused(&mut sidecar("--backups", "9"), "must be a number from 1 to 7");
     assert_refused(&mut sidecar("--min-in-sync", "4"), "--min-in-sync 4: must be 1 to --backups (3)");
     assert_refused(
         &mut sidecar("--listen", "0.0.0.0:0"),
@@ -161,8 +161,8 @@ fn invalid_options_are_rejected() {
     );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
     for (path, words) in [(&folder, "give the path of the socket in it"), (&file, "this is no socket")] {
-        let mut status = Command::new(&group.setup().program);
-        assert_refused(status.args(["status", "--wait", "--socket"]).arg(path), words);
+        let mut append = Command::new(&group.setup().program);
+        assert_refused(append.args(["append", "--wait", "--file", "/dev/null", "--socket"]).arg(path), words);
     }
     assert_refused(&mut sidecar("--batch-memory", "32KiB"), "--batch-memory 32 KiB: must be at least 32784 bytes");
     assert_refused(&mut sidecar("--client-timeout-ms", "0"), "--client-timeout-ms");
@@ -265,8 +265,9 @@ fn segments_larger_than_buffers_are_reported() {
     group.start_sidecar(0).unwrap();
     group
         .wait("the message", |group| {
-            let words = "segment size 128 KiB: the buffers of backup backup0 are 64 KiB; start it with larger ones";
-            group.log("sidecar0").contains(words)
+            let words =
+                "its buffers are 64 KiB, the segments of this sidecar 128 KiB: give both the same --segment-size";
+            group.log("sidecar0").contains(&format!("backup0 (127.0.0.1:{}): {words}", group.port(Process::Backup(0))))
         })
         .unwrap();
     // With the right size the group starts.
@@ -274,6 +275,37 @@ fn segments_larger_than_buffers_are_reported() {
     group.setup_mut().sidecar_options.clear();
     group.start_sidecar(0).unwrap();
     append(&mut primary(&group).unwrap(), &test.input(), 0, 500).unwrap();
+}
+
+/// A restart with another fabric or segment size than the group has: it claims no epoch that it could not serve, says so once,
+/// and goes on when the mistake is gone.
+#[test]
+fn options_that_do_not_fit_claim_no_epoch() {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(FABRIC).unwrap();
+    setup.sidecars = 1;
+    let mut group = test.start_group(setup).unwrap();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, 500).unwrap();
+    for (flag, value, words) in [
+        ("--fabric", "tcp", "it runs --fabric shm, this sidecar --fabric tcp: give both the same"),
+        ("--segment-size", "128KiB", "its buffers are 64 KiB, the segments of this sidecar 128 KiB"),
+    ] {
+        group.kill_sidecar(0).unwrap();
+        let config = group.newest_config().unwrap();
+        let mut odd = Daemon::new("odd", group.folder().join(format!("odd{flag}.log")));
+        odd.start(with_options(&group.sidecar_command(0), [(flag, value)])).unwrap();
+        let waits = |group: &Group| group.status(0)["waiting"]["why"].as_str().unwrap_or_default().contains(words);
+        group.wait("it to say what does not fit", waits).unwrap();
+        // It asks again a few times a second.
+        let log = odd.log();
+        assert_eq!(log.matches(" WARN ").count(), 1, "{log}");
+        assert_eq!(group.newest_config().unwrap(), config, "an epoch was claimed");
+        odd.kill().unwrap();
+        group.start_sidecar(0).unwrap();
+        end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    }
+    check_whole(&group, &input, end).unwrap();
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
     assert!((synced..=synced + 300).contains(&last.0), "recovered up to {last}");
     check_whole(&group, &input, last.0).unwrap();
     assert_eq!(client.sync().unwrap(), last);
-    let known = ["memory is lost: starting with a new identity", "a person has ordered the recovery from disk"];
+    let known = ["memory is lost: starting with a new identity", "ordered: recover the log from disk"];
     group.check_logs(&[&OUTAGE[..], &known].concat()).unwrap();
 }
 
@@ -203,11 +203,15 @@ fn full_disk_does_not_stop_the_group(fabric: &str) {
         })
         .unwrap();
     check_whole(&group, &input, end).unwrap();
+    // The primary says what must be seen to, and where.
+    let cause = format!("it cannot write full ones to {}: No space left on device", group.flush_folder(0).display());
+    let told = (0..group.sidecars()).filter(|index| group.log(&format!("sidecar{index}")).contains(&cause)).count();
+    assert_eq!(told, 1, "`{cause}` is in no sidecar's log");
     disk.relieve();
     group.wait("its flushes to succeed", |group| group.log("backup0").contains("flushes succeed again")).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
     check_whole(&group, &input, end).unwrap();
-    group.check_logs(&[&OUTAGE[..], &["flush failed: will retry"]].concat()).unwrap();
+    group.check_logs(&[&OUTAGE[..], &["flush failed: will retry", "a member lends no buffer"]].concat()).unwrap();
 }
 
 fn metric(group: &Group, backup: usize, name: &str) -> u64 {
@@ -251,7 +255,7 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     let kept = client.borrow_mut().trim(Lsn(1)).unwrap().0;
     let result = read_back(&group, &input, kept, end).unwrap();
     assert!(result.is_clean() && result.read == end + 1 - kept, "{result:?}");
-    group.check_logs(&OUTAGE).unwrap();
+    group.check_logs(&[&OUTAGE[..], &["a member lends no buffer"]].concat()).unwrap();
 }
 
 /// The memory of each member, as the config store names it.
@@ -303,7 +307,7 @@ fn full_group_replaces_its_members(fabric: &str) {
     let kept = client.borrow_mut().trim(Lsn(1)).unwrap().0;
     let result = read_back(&group, &input, kept, end).unwrap();
     assert!(result.is_clean() && result.read == end + 1 - kept, "{result:?}");
-    group.check_logs(&OUTAGE).unwrap();
+    group.check_logs(&[&OUTAGE[..], &["a member lends no buffer"]].concat()).unwrap();
 }
 
 /// Waits until so many closed segments are on every member's disk; the file of the first one at each.

@@ -26,7 +26,7 @@ pub(crate) enum Shutdown {
 const DAMAGE: [&str; 8] = [
     "unexpected segment file",
     "not part of the log: quarantined",
-    "a person has accepted",
+    "ordered: the log may end early",
     "corrupt copy",
     "damaged: ",
     "error: damaged: ",

@@ -16,6 +16,7 @@ mod examples;
 mod follows;
 mod kills;
 mod kv;
+mod messages;
 mod pods;
 mod pulls;
 mod readme;
