@@ -85,8 +85,8 @@ impl Disk {
     }
 
     /// A segment has been written, or could not be.
-    pub(crate) fn note(&self, result: Result<(), &io::Error>) {
-        let trouble = result.err().map(|error| format!("{}: {}", self.path().display(), plain(error)));
+    pub(crate) fn note(&self, result: &io::Result<()>) {
+        let trouble = result.as_ref().err().map(|error| format!("{}: {}", self.path().display(), plain(error)));
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 

@@ -242,7 +242,7 @@ impl Flusher {
 
     fn tried(&mut self, identity: &SegmentIdentity, result: io::Result<()>) -> FlushResult {
         let folder = self.disk.path().display();
-        self.disk.note(result.as_ref().map(|()| ()));
+        self.disk.note(&result);
         match result {
             Ok(()) => {
                 self.unwritten.remove(&identity.segment);
