@@ -4,12 +4,13 @@
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
 //! other backups), `quarantine` (what is set aside), `other_files` (what
 //! else fills the folder), `routes`,
-//! `sending` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
+//! `sending`, `heartbeats` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
 //! [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
 mod bandwidth;
 mod flusher;
+mod heartbeats;
 mod memory;
 pub mod options;
 mod other_files;
@@ -46,6 +47,7 @@ use crate::tls::PeerRole;
 
 use actor::{Actor, Handle};
 use flusher::FlusherThread;
+use heartbeats::Heartbeats;
 use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
 use options::default_flush_dir;
@@ -132,7 +134,10 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let (handle, inbox) = actor::inbox();
     let answers = handle.clone();
     let flusher = FlusherThread::start(flusher, PoolBuffers(Arc::clone(&pool)), move |input| answers.tell(input))?;
-    let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
+    let lent = Lent::new(receiver, Arc::clone(&pool));
+    let interval = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
+    let heartbeats = Heartbeats { interval, followed: lent.watch_followed() };
+    let actor = Actor { daemon, lent, flusher };
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
     let status = handle.status().await.context("the backup thread ended during start")?;
@@ -162,7 +167,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         unexpected_files,
         obstacle,
         access: access.clone(),
-        heartbeat: Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind),
+        heartbeats,
     };
     info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 

@@ -135,7 +135,7 @@ impl Path {
             turns = turns.wrapping_add(1);
             if self.turned.duration_since(idle_since) >= self.options.spin {
                 if !self.arm() {
-                    self.sleep(TICK)?;
+                    self.sleep(self.longest_sleep())?;
                 }
                 self.clients.iter_mut().for_each(ClientConnection::awake);
             } else if turns.is_multiple_of(LOOK_AROUND_TURNS) {
@@ -214,9 +214,18 @@ impl Path {
             return true;
         }
         match &mut self.state {
-            // News for readers are a fraction of a millisecond old at most: not worth a sleep.
-            RoleState::Leading(replicator) => replicator.arm() || replicator.has_news(),
+            RoleState::Leading(replicator) => replicator.arm(),
             RoleState::Waiting { .. } => false,
+        }
+    }
+
+    /// Until the next tick, or until readers are to be told something.
+    fn longest_sleep(&self) -> Duration {
+        match &self.state {
+            RoleState::Leading(replicator) => {
+                replicator.publish_due().map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
+            }
+            RoleState::Waiting { .. } => TICK,
         }
     }
 

@@ -25,7 +25,7 @@ use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::ids::{Epoch, MemberId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::rpc::{
-    COPY_JSON_SIZE_MAX, FenceRequest, FetchRequest, INVENTORY_PAGE_MAX, Inventory, Refusal, path,
+    COPY_JSON_SIZE_MAX, FenceRequest, FetchRequest, INVENTORY_PAGE_MAX, Inventory, Refusal, is_followed, path,
 };
 use tailwind_runtime::http::IDLE_TIMEOUT;
 use tokio::time::timeout;
@@ -134,11 +134,11 @@ pub struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// Returns when there is another, or an error for people when there is none any more. Loses nothing if it is not waited
-    /// for to the end.
-    pub async fn next(&mut self) -> Result<(), String> {
+    /// Returns when there is another, with what it says: whether readers look at the other side's board. An error for people when
+    /// there is none any more. Loses nothing if it is not waited for to the end.
+    pub async fn next(&mut self) -> Result<bool, String> {
         match self.response.body_mut().frame().await {
-            Some(Ok(_)) => Ok(()),
+            Some(Ok(frame)) => Ok(frame.data_ref().is_some_and(|heartbeats| is_followed(heartbeats))),
             Some(Err(error)) if has_ended(&error) => Err(format!("{} closed its connection", self.whom)),
             Some(Err(error)) => Err(format!("{}: connection lost: {}", self.whom, causes(&error))),
             None => Err(format!("{} closed its connection", self.whom)),
@@ -284,8 +284,9 @@ impl BackupClient {
         Ok(())
     }
 
-    /// Listens to heartbeats. Returns when they end, or nothing is heard for so long, with the reason.
-    pub async fn watch_heartbeats(&self, silence_max: Duration) -> String {
+    /// Listens to heartbeats, and passes on what each says (see [`Heartbeats::next`]). Returns when they end, or nothing is heard
+    /// for so long, with the reason.
+    pub async fn watch_heartbeats(&self, silence_max: Duration, mut on_heartbeat: impl FnMut(bool) + Send) -> String {
         let silent = || format!("{}: silent for {silence_max:?}", self.whom());
         let Ok(opened) = timeout(silence_max, self.heartbeats()).await else { return silent() };
         let mut heartbeats = match opened {
@@ -294,7 +295,7 @@ impl BackupClient {
         };
         loop {
             match timeout(silence_max, heartbeats.next()).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(followed)) => on_heartbeat(followed),
                 Ok(Err(why)) => return why,
                 Err(_) => return silent(),
             }

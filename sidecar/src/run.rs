@@ -18,6 +18,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::layout::readable_size;
+use tailwind_protocol::rpc::HEARTBEAT;
 use tailwind_protocol::rpc::path::{HEARTBEATS, POSITION};
 use tailwind_protocol::rpc::{PositionReply, PositionRequest, Refusal};
 use tailwind_protocol::socket::Role;
@@ -331,7 +332,10 @@ fn heartbeats(context: Arc<Context>, interval: Duration) -> axum::body::Body {
             tokio::time::sleep(interval).await;
             let turns = context.shared.turns.load(std::sync::atomic::Ordering::Relaxed);
             if turns != seen {
-                return Some((Ok::<_, std::convert::Infallible>(bytes::Bytes::from_static(b"\n")), (context, turns)));
+                return Some((
+                    Ok::<_, std::convert::Infallible>(bytes::Bytes::from_static(HEARTBEAT)),
+                    (context, turns),
+                ));
             }
         }
     });

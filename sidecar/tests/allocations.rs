@@ -20,6 +20,7 @@ fn exchange(bench: &mut Bench, client: &mut Client, frames: &[u8], acks: &mut [u
 #[test]
 fn an_append_allocates_nothing() {
     let mut bench = Bench::new();
+    bench.tell_followed(true);
     let mut client = bench.client();
     const APPENDS: usize = 500;
     let mut frames = Vec::new();

@@ -106,14 +106,17 @@ fn appends_are_gathered_up_to_the_channels_depth() {
     assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 3, "the others together");
 }
 
+/// The record that each member's board names; 0 where nothing has been written.
+fn acked(bench: &Bench) -> Vec<u64> {
+    bench.boards().into_iter().map(|board| board.map_or(0, |(_, progress)| progress.acked.0)).collect()
+}
+
 /// Readers are told on every member's board, and never before the app.
 #[test]
 fn boards_show_what_is_acknowledged_and_beat() {
     let mut bench = Bench::new();
     let mut client = bench.client();
-    let acked = |bench: &Bench| -> Vec<u64> {
-        bench.boards().into_iter().map(|board| board.map_or(0, |(_, progress)| progress.acked.0)).collect()
-    };
+    bench.tell_followed(true);
     client.send(&[append(b"one"), append(b"two")]);
     assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
     bench.until("news for readers", |bench| (acked(bench) == [2, 2, 2]).then_some(()));
@@ -139,6 +142,43 @@ fn boards_show_what_is_acknowledged_and_beat() {
         assert!(std::time::Instant::now() < deadline, "{:?}", bench.boards());
         bench.settle();
     }
+}
+
+#[test]
+fn boards_are_left_alone_where_nobody_looks() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    client.send(&[append(b"one")]);
+    assert_eq!(bench.hear(&mut client), ack(1));
+    std::thread::sleep(PUBLISH_INTERVAL);
+    bench.settle();
+    assert_eq!(acked(&bench), [0; 3]);
+    bench.tell_followed(true);
+    bench.until("news for readers", |bench| (acked(bench) == [1; 3]).then_some(()));
+    bench.tell_followed(false);
+    client.send(&[append(b"two")]);
+    assert_eq!(bench.hear(&mut client), ack(2));
+    std::thread::sleep(PUBLISH_INTERVAL);
+    bench.settle();
+    assert_eq!(acked(&bench), [1; 3]);
+}
+
+/// Where a line costs the members' processors something.
+#[test]
+fn a_line_rides_with_the_next_append() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.lingers.store(true, Ordering::Relaxed);
+    bench.tell_followed(true);
+    let mut last = 0;
+    while bench.ridden.load(Ordering::Relaxed) < 30 {
+        last += 1;
+        assert!(last < 100_000, "no line rides");
+        client.send(&[append(b"record")]);
+        assert_eq!(bench.hear(&mut client), ack(last));
+        assert!(acked(&bench).iter().all(|acked| *acked < last), "it is for the next append");
+    }
+    bench.until("the last line, for which nothing comes", |bench| (acked(bench) == [last; 3]).then_some(()));
 }
 
 /// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.

@@ -581,6 +581,7 @@ async fn the_board_comes_later_if_it_must() {
         let (_, board) = primary.lend_with_board(2, Durability::Memory).await.unwrap();
         let remote = primary.sender.attach(&board.unwrap()).unwrap();
         channel.post_bytes(&remote, 0, b"progress").unwrap();
+        channel.push();
         let deadline = Instant::now() + TIMEOUT;
         while channel.poll().unwrap() == 0 {
             assert!(Instant::now() < deadline, "it completes");
@@ -605,6 +606,7 @@ async fn the_board_is_lent_until_the_next_fence() {
         let remote = primary.sender.attach(&board.unwrap()).unwrap();
         let post = |channel: &mut Box<dyn Channel>| {
             channel.post_bytes(&remote, 0, b"progress")?;
+            channel.push();
             let deadline = Instant::now() + TIMEOUT;
             loop {
                 match channel.poll() {
@@ -627,6 +629,7 @@ async fn the_board_is_lent_until_the_next_fence() {
         let (mut channel, board) = next.connect_with(true).await.unwrap();
         let remote = next.sender.attach(&board.unwrap()).unwrap();
         channel.post_bytes(&remote, 0, b"and the next").unwrap();
+        channel.push();
         assert_eq!(channel.poll().map(|_| ()), Ok(()));
         daemon.kill();
         daemon.start();
@@ -658,9 +661,13 @@ impl<'a> Follower<'a> {
     }
 
     async fn share(&self, segments: &[u64]) -> Result<ShareReply<ReadGrant>, CallError> {
+        self.share_with(true, segments).await
+    }
+
+    async fn share_with(&self, board: bool, segments: &[u64]) -> Result<ShareReply<ReadGrant>, CallError> {
         let Caller { group, log, .. } = self.primary.caller();
         let segments = segments.iter().map(|segment| SegmentId(*segment)).collect();
-        let request = ShareRequest { group, log, reader: self.number, board: true, segments };
+        let request = ShareRequest { group, log, reader: self.number, board, segments };
         self.primary.client.call(path::SHARE, &request, TIMEOUT).await
     }
 
@@ -690,6 +697,7 @@ async fn readers_read_what_is_lent() {
         let mut open = primary.open(1, 1, Durability::Memory).await;
         open.append(10);
         channel.post_bytes(&board, 64, b"a line").unwrap();
+        channel.push();
         let deadline = Instant::now() + TIMEOUT;
         while channel.poll().unwrap() == 0 {
             assert!(Instant::now() < deadline, "it completes");
@@ -732,6 +740,27 @@ async fn readers_read_what_is_lent() {
         let full = Follower::connect(&primary, fabric, 200).await.err().unwrap();
         assert!(matches!(full, CallError::Refused(Refusal::RetryLater { .. })), "{full}");
     }
+}
+
+/// Who copies segments does not look at the board.
+#[tokio::test]
+async fn heartbeats_say_that_readers_look_at_the_board() {
+    let fabric = FabricKind::Shm;
+    let daemon = Daemon::started(&["--fabric", "shm"]);
+    let primary = Primary::new(&daemon, fabric, 1);
+    primary.fence().await;
+    primary.connect_with(true).await.unwrap();
+    let mut heartbeats = primary.client.heartbeats().await.unwrap();
+    assert_eq!(heartbeats.next().await, Ok(false));
+
+    let copies = Follower::connect(&primary, fabric, 7).await.unwrap();
+    copies.share_with(false, &[1]).await.unwrap();
+    assert_eq!(primary.client.heartbeats().await.unwrap().next().await, Ok(false), "the first says how it is");
+    let follower = Follower::connect(&primary, fabric, 8).await.unwrap();
+    follower.share(&[]).await.unwrap();
+    assert_eq!(primary.client.heartbeats().await.unwrap().next().await, Ok(true));
+    let told = async { while !heartbeats.next().await.unwrap() {} };
+    tokio::time::timeout(TIMEOUT, told).await.expect("who has listened all the time hears it too");
 }
 
 #[tokio::test]
@@ -959,7 +988,7 @@ async fn probes_metrics_and_heartbeats() {
 
     let watching = tokio::spawn({
         let client = primary.client.clone();
-        async move { client.watch_heartbeats(Duration::from_secs(5)).await }
+        async move { client.watch_heartbeats(Duration::from_secs(5), |_| {}).await }
     });
     let beaten = tokio::time::timeout(Duration::from_millis(100), async {
         while !watching.is_finished() {
@@ -1016,7 +1045,7 @@ async fn a_hung_process_stops_sending_heartbeats() {
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
     daemon.signal(Signal::STOP);
-    let why = primary.client.watch_heartbeats(Duration::from_millis(100)).await;
+    let why = primary.client.watch_heartbeats(Duration::from_millis(100), |_| {}).await;
     assert!(why.contains("silent"), "{why}");
     daemon.signal(Signal::CONT);
     primary.inventory().await;

@@ -8,7 +8,9 @@
 //! 1. **One work request, one range.** [`Channel::post`] writes one contiguous range of the local buffer to the same
 //!    offsets of the remote slot. Within a range bytes may land in any order; nothing may be inferred from a part of
 //!    it. It is on its way at the latest after the next [`Channel::poll`].
-//!    [`Channel::post_bytes`] writes a few bytes that it copies, to any offset: the caller may change them at once.
+//!    [`Channel::post_bytes`] writes a few bytes that it copies, to any offset: the caller may change them at once. Where a
+//!    write costs the receiver's processor something, they *linger*: they go out together with the next post, or when they are
+//!    [pushed](Channel::push).
 //! 2. **Completion.** Writes of one channel complete in the order they were posted. A completion means: every byte of
 //!    the write, and of all earlier writes of the channel, is in the receiver's memory and will be seen by any
 //!    [`Pool::read`](crate::Pool::read) that follows a completed revocation. An empty range is a valid write: it proves
@@ -129,9 +131,15 @@ pub trait Channel: Send + fmt::Debug {
     /// `range` must lie within what `local` has published and within the remote slot; otherwise it panics: a wrong
     /// offset is a bug in the caller, and a wrong ack is worse than none.
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError>;
-    /// Posts one write of `bytes` to `remote` from offset `at` on. They are copied, and go out with what is posted next, or at
-    /// the next poll. There are at most [`POSTED_BYTES_MAX`], and they lie within the remote slot; otherwise it panics.
+    /// Posts one write of `bytes` to `remote` from offset `at` on. They are copied, and may linger until the next post or a
+    /// [push](Channel::push). There are at most [`POSTED_BYTES_MAX`], and they lie within the remote slot; otherwise it panics.
     fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError>;
+    /// True while bytes linger: nothing but a post or a push sends them.
+    fn lingers(&self) -> bool {
+        false
+    }
+    /// Sends bytes that linger. The next poll reports it if that fails.
+    fn push(&mut self) {}
     /// How many further writes have completed, in the order they were posted. Also moves queued bytes along.
     fn poll(&mut self) -> Result<u32, ChannelError>;
     /// How many writes it is worth having on their way: with more, each one costs more than it gains, and what waits is better
@@ -143,6 +151,6 @@ pub trait Channel: Send + fmt::Debug {
     /// had; none where completions are immediate.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
     /// To be called before sleeping on [`Channel::readiness`], with everything polled; what was posted since is on its way
-    /// then. True when something has completed or failed meanwhile: then poll, instead of sleeping.
+    /// then, except for what lingers. True when something has completed or failed meanwhile: then poll, instead of sleeping.
     fn arm(&mut self) -> bool;
 }

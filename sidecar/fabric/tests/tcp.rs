@@ -643,6 +643,53 @@ fn answered(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::Fab
     Ok(error)
 }
 
+/// What the receiver's processor has to see to goes out as one.
+#[test]
+fn copied_bytes_ride_with_the_next_write() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let answer = serde_json::json!({"fabric": "tcp", "address": address, "secret": "0".repeat(32)});
+    let answer = serde_json::from_value(answer).unwrap();
+    let receiver = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 42]).unwrap();
+        stream.write_all(&[0; 8]).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream
+    });
+    let sender = TcpSender::default();
+    let mut channel = sender.begin().unwrap().connect(&answer, address.ip()).unwrap();
+    let mut receiver = receiver.join().unwrap();
+    let remote = sender.attach(&Grant::Tcp { key: 7, length: SLOT_SIZE }).unwrap();
+    let (mut writer, local) = sender.allocate(100).unwrap();
+    writer.publish(100);
+    // Over loopback, what has been sent is there.
+    let mut received = |expected: usize| {
+        let mut bytes = [0; 4096];
+        let count = receiver
+            .read(&mut bytes)
+            .or_else(|error| if error.kind() == std::io::ErrorKind::WouldBlock { Ok(0) } else { Err(error) });
+        assert_eq!(count.unwrap(), expected);
+    };
+    let (line, append) = (24 + 64, 24 + 100);
+    for _ in 0..3 {
+        channel.post_bytes(&remote, 0, &[1; 64]).unwrap();
+        channel.post_bytes(&remote, 64, &[2; 64]).unwrap();
+        assert_eq!((channel.poll(), channel.arm(), channel.lingers()), (Ok(0), false, true));
+        received(0);
+        channel.post(&remote, &local, 0..100).unwrap();
+        assert!(!channel.lingers());
+        received(2 * line + append);
+
+        channel.post_bytes(&remote, 0, &[3; 64]).unwrap();
+        channel.push();
+        assert!(!channel.lingers());
+        received(line);
+        channel.push();
+        received(0);
+    }
+}
+
 #[test]
 fn an_invalid_acknowledgement_fails_the_channel() {
     let protocol = Some(ChannelError::Protocol);

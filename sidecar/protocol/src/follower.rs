@@ -114,7 +114,8 @@ pub enum Output {
     Fetch(Visit, SegmentIdentity, Closure, Range<Lsn>),
     /// The visit is over, and why: close its channel.
     Leave(Visit, String),
-    /// All that is known to be acknowledged has been handed out. Once each time.
+    /// Everything that was acknowledged when this visit began, and all that is known to be, has been handed out; or the visit is
+    /// about to end, because the board that says so stands still. Once each time.
     CaughtUp,
     /// What comes next has been trimmed; the log begins with this record. The last output.
     Trimmed(Lsn),
@@ -172,6 +173,7 @@ pub struct Follower {
 struct Visiting {
     visit: Visit,
     member: MemberRef,
+    began: Duration,
     task: Task,
     /// When the task began.
     since: Duration,
@@ -453,8 +455,8 @@ impl Follower {
         out.push(Output::Connect(visit, config.log, member.clone()));
         let (task, board, place) = (Task::Connect, None, Place::Unknown);
         let freshness = Freshness::default();
-        let visiting =
-            Visiting { visit, member, task, since: now, board, freshness, moved: now, news: now, place, doubts: 0 };
+        let (began, since, moved, news) = (now, now, now, now);
+        let visiting = Visiting { visit, member, began, task, since, board, freshness, moved, news, place, doubts: 0 };
         self.visiting = Some(visiting);
     }
 
@@ -557,12 +559,23 @@ impl Follower {
         self.go_on(now, out);
     }
 
+    fn catch_up(&mut self, out: &mut Vec<Output>) {
+        if !std::mem::replace(&mut self.caught_up, true) {
+            out.push(Output::CaughtUp);
+        }
+    }
+
     /// Looks again in a moment; leaves if nothing has moved for too long.
     fn rest_unless_still(&mut self, now: Duration, out: &mut Vec<Output>) {
         let Some(visiting) = &self.visiting else { return };
         if now >= visiting.moved + STALE_AFTER {
-            let why = if visiting.board.is_some() { "its board stands still" } else { "its board shows nothing" };
-            return self.leave(now, why.to_owned(), out);
+            let Some((_, progress)) = visiting.board else {
+                return self.leave(now, "its board shows nothing".to_owned(), out);
+            };
+            if self.next == progress.acked.next() {
+                self.catch_up(out);
+            }
+            return self.leave(now, "its board stands still".to_owned(), out);
         }
         let busy = now < visiting.news + IDLE_AFTER;
         self.rest(now, if busy { LOOK_INTERVAL } else { IDLE_INTERVAL });
@@ -575,9 +588,11 @@ impl Follower {
         let Some((identity, progress)) = visiting.board else { return };
         if self.next > progress.acked {
             visiting.doubts = 0;
-            self.covers = self.covers.max(visiting.freshness.covers());
-            if !std::mem::replace(&mut self.caught_up, true) {
-                out.push(Output::CaughtUp);
+            let covers = visiting.freshness.covers();
+            self.covers = self.covers.max(covers);
+            // Until then the line may be of any age: where nobody has looked, nothing was written.
+            if covers >= Some(visiting.began) || planted::has(Bug::AnyLineIsNew) {
+                self.catch_up(out);
             }
             return self.rest_unless_still(now, out);
         }

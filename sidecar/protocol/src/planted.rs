@@ -99,6 +99,8 @@ bugs! {
     ReaderPastAcked = "reader-past-acked",
     /// Follower: with a board that is behind what it has handed out, it begins again there. Breaks S15.
     FollowerGoesBack = "follower-goes-back",
+    /// Follower: it has caught up with a line that it has just found, however old that is. Breaks S14.
+    AnyLineIsNew = "any-line-is-new",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

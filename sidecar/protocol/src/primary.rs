@@ -102,6 +102,8 @@ pub enum Input {
     Flushed(Seat, Position),
     /// Answer to [`Output::Sync`]: on the member's disk up to this record.
     Synced(Seat, Lsn),
+    /// With a member's heartbeats: whether readers look at its board. Until the first time nobody does.
+    Followed(Seat, bool),
     /// A member failed: its channel, its heartbeat, or an RPC that cannot be retried.
     Lost(Seat),
     /// Answer to [`Output::Swap`].
@@ -326,6 +328,7 @@ impl Primary {
             Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
             Input::Synced(seat, last) => self.on_synced(seat, last),
+            Input::Followed(seat, followed) => self.on_followed(seat, followed),
             Input::Lost(seat) => self.on_lost(seat, out),
             Input::Swapped(outcome) => self.on_swapped(now, outcome, out),
             Input::Surveyed(found) => self.on_surveyed(now, found, out),

@@ -41,8 +41,19 @@ pub mod path {
     pub const SHARE: &str = "/v1/share";
     /// [`PositionRequest`](super::PositionRequest) → [`PositionReply`](super::PositionReply); asked of the primary's sidecar.
     pub const POSITION: &str = "/v1/position";
-    /// GET: an endless stream of newlines, one every heartbeat interval.
+    /// GET: an endless stream of [heartbeats](super::HEARTBEAT), one every heartbeat interval.
     pub const HEARTBEATS: &str = "/v1/heartbeats";
+}
+
+/// A heartbeat.
+pub const HEARTBEAT: &[u8; 1] = b"\n";
+/// A heartbeat of a backup that has shared its board with readers. One comes at once when that begins, and a plain one when it is
+/// over.
+pub const HEARTBEAT_FOLLOWED: &[u8; 1] = b"+";
+
+/// Whether readers look at the board of the backup whose heartbeats these are: the last of them says so.
+pub fn is_followed(heartbeats: &[u8]) -> bool {
+    heartbeats.ends_with(HEARTBEAT_FOLLOWED)
 }
 
 /// The caller's group, log and epoch. Part of every request that changes something.

@@ -307,11 +307,54 @@ fn hands_out_everything_in_order() {
     for landing in [72, 100, 4096, 1 << 20] {
         let member = Member::new(1, vec![on_disk(&logs[0]), open(&logs[1]), open(&logs[2])]);
         let mut scene = Scene::new(1, landing, vec![member]);
-        scene.pass(BEAT);
+        scene.pass(4 * BEAT);
         scene.shows(&[&logs[0], &logs[1], &logs[2]]);
         assert_eq!((scene.caught_up, &scene.fetched[..]), (1, &[SegmentId(1)][..]), "landing {landing}");
         assert!(scene.left.is_empty(), "{:?}", scene.left);
     }
+}
+
+/// Nobody has looked for a while, so the line that is there may be of any age. What it names is acknowledged all the same.
+#[test]
+fn has_not_caught_up_with_a_line_that_it_finds() {
+    let logs = segments(&[20]);
+    let mut member = Member::new(1, vec![open(&logs[0])]);
+    member.ack(5);
+    member.lives = false;
+    member.progress.beat = 200;
+    let mut scene = Scene::new(1, 4096, vec![member]);
+    scene.pass(BEAT);
+    let found = logs[0].closures[5].last.0 as usize;
+    assert_eq!((scene.shown.len(), scene.caught_up), (found, 0));
+
+    // The primary has heard that somebody looks.
+    scene.members[0].ack(20);
+    scene.members[0].lives = true;
+    let mut beats = 0;
+    while scene.caught_up == 0 {
+        assert!(beats < 5, "three beats, and what is left of the one in which it looked first");
+        scene.pass(BEAT);
+        beats += 1;
+        scene.shows(&[&logs[0]]);
+    }
+    assert!(beats >= 3);
+    assert!(scene.follower.lag(scene.now).behind.is_some() && scene.left.is_empty());
+}
+
+/// There is no primary: nobody can say whether there is more.
+#[test]
+fn has_caught_up_with_a_board_that_stands_still() {
+    let logs = segments(&[20]);
+    let mut member = Member::new(1, vec![open(&logs[0])]);
+    member.lives = false;
+    let mut scene = Scene::new(1, 4096, vec![member]);
+    scene.pass(STALE_AFTER - LOOK_INTERVAL);
+    scene.shows(&[&logs[0]]);
+    assert_eq!((scene.caught_up, scene.left.len()), (0, 0));
+    scene.pass(STALE_AFTER);
+    assert_eq!(scene.caught_up, 1);
+    assert_eq!(scene.left[0], "its board stands still");
+    assert!(scene.follower.lag(scene.now).is_stale());
 }
 
 /// Its close at this member is under way: it is neither in the inventory nor the segment that the board names.
@@ -322,7 +365,7 @@ fn begins_in_a_full_segment_that_is_not_closed_yet() {
     for (from, shown) in [(0, &logs[..]), (1, &logs[1..]), (2, &logs[2..]), (3, &logs[3..])] {
         let next = logs[from].closures[0].first.0;
         let mut scene = Scene::new(next, 4096, vec![Member::new(1, copies.clone())]);
-        scene.pass(BEAT);
+        scene.pass(4 * BEAT);
         scene.shows(&shown.iter().collect::<Vec<_>>());
         assert!(scene.left.is_empty(), "{:?}", scene.left);
         assert_eq!(scene.caught_up, 1);

@@ -40,7 +40,16 @@ struct Group {
 }
 
 impl Group {
+    /// Readers look at every board.
     fn new(members: usize) -> Group {
+        let mut group = Group::unfollowed(members);
+        for seat in group.seats.clone() {
+            group.step(Input::Followed(seat, true));
+        }
+        group
+    }
+
+    fn unfollowed(members: usize) -> Group {
         let mut out = Vec::new();
         let primary = Primary::new(config(members), rules(), &Reference::default(), 1, Time(0), &mut out);
         let acked = (Lsn(0), primary.acked());
@@ -159,9 +168,9 @@ fn boards_show_what_is_acknowledged() {
     group.complete_all();
     group.append(9, 400);
     assert!(!group.publish_after(PUBLISH_INTERVAL - MICRO), "not so soon");
-    assert!(group.primary.has_news(Lsn(9)));
+    assert_eq!(group.primary.news_due(Lsn(9)), Some(group.now + MICRO));
     assert!(group.publish_after(MICRO));
-    assert!(!group.primary.has_news(Lsn(9)));
+    assert_eq!(group.primary.news_due(Lsn(9)), None);
     assert_eq!(group.shown(2).expect("both lines").1.acked, Lsn(9));
     assert_eq!(group.posted, [1, 1, 1], "the identity is written once");
 }
@@ -233,7 +242,7 @@ fn a_full_queue_makes_all_boards_wait() {
     group.acked.0 = Lsn(2);
     assert!(group.publish_after(PUBLISH_INTERVAL), "appends leave room for it");
     group.acked.0 = Lsn(3);
-    assert!(!group.publish_after(BEAT_INTERVAL) && !group.primary.has_news(Lsn(3)));
+    assert!(!group.publish_after(BEAT_INTERVAL) && group.primary.news_due(Lsn(3)).is_none());
     group.complete(1);
     assert!(group.publish());
 }
@@ -281,6 +290,63 @@ fn only_members_of_the_set_have_boards_that_show() {
     assert!(group.publish_after(BEAT_INTERVAL));
     assert_eq!((group.posted[0], group.posted[1]), (0, 1), "the lost one is out");
     assert_eq!(group.shown(1).expect("both lines").1.version, Version(2));
+}
+
+/// Nothing is posted for readers where there are none: neither lines, nor beats, nor probes for them.
+#[test]
+fn a_group_that_nobody_follows_pays_nothing() {
+    let mut group = Group::unfollowed(3);
+    let idle = |group: &mut Group, acked| {
+        for _ in 0..10 {
+            assert!(!group.publish_after(BEAT_INTERVAL));
+            assert_eq!(group.primary.news_due(acked), None);
+            group.probe();
+        }
+        assert_eq!(group.posted, [0; 3]);
+    };
+    idle(&mut group, Lsn(0));
+    group.append(1, 200);
+    idle(&mut group, Lsn(1));
+
+    group.step(Input::Followed(group.seats[1], true));
+    assert!(group.publish());
+    for index in 0..3 {
+        assert_eq!(group.shown(index).expect("both lines").1.acked, Lsn(1), "readers go from member to member");
+    }
+    group.complete_all();
+    let beat = group.beat(0);
+    group.step(Input::Followed(group.seats[2], true));
+    group.step(Input::Followed(group.seats[1], false));
+    assert!(group.publish_after(BEAT_INTERVAL), "another member is followed");
+    group.complete_all();
+
+    group.step(Input::Followed(group.seats[2], false));
+    group.append(2, 300);
+    idle(&mut group, Lsn(2));
+    assert_eq!(group.beat(0), beat + 1);
+    group.step(Input::Followed(group.seats[0], true));
+    assert!(group.publish());
+    let progress = group.shown(1).expect("both lines").1;
+    assert_eq!((progress.beat, progress.acked), (beat + 2, Lsn(2)), "appends were its barrier");
+}
+
+/// Its readers go on elsewhere, and those are heard of there.
+#[test]
+fn a_lost_member_that_was_followed_does_not_count() {
+    let mut group = Group::unfollowed(3);
+    let lost = group.seats[0];
+    group.step(Input::Followed(lost, true));
+    group.append(1, 200);
+    assert!(group.publish());
+    group.complete_all();
+    group.step(Input::Lost(lost));
+    assert!(!group.publish_after(BEAT_INTERVAL));
+    group.step(Input::Swapped(SwapOutcome::Applied));
+    assert!(!group.publish_after(BEAT_INTERVAL));
+    group.step(Input::Followed(lost, true));
+    assert!(!group.publish_after(BEAT_INTERVAL), "what comes late from an earlier occupant of a seat");
+    group.step(Input::Followed(group.seats[1], true));
+    assert!(group.publish_after(BEAT_INTERVAL));
 }
 
 #[test]

@@ -436,7 +436,7 @@ impl Running {
     fn share(&mut self, request: &ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {
         let Actor { daemon, lent, .. } = &mut self.actor;
         daemon.machine().admit_reader(&request.group, request.log)?;
-        lent.note_reader(ReaderId(request.reader))?;
+        lent.note_reader(ReaderId(request.reader), request.board)?;
         let promised = daemon.machine().promise().epoch;
         let board = if request.board { lent.share_board(promised)? } else { None };
         let mut segments = Vec::new();

@@ -24,6 +24,7 @@ use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::rpc::{READER_SILENCE_MS, Refusal};
+use tokio::sync::watch;
 
 use super::actor::other_fabric;
 
@@ -172,6 +173,8 @@ pub(super) struct Lent {
     boardless: bool,
     /// Readers that have a channel.
     readers: BTreeMap<ReaderId, AdmittedReader>,
+    /// Whether any of them looks at the board, for the primary: it writes one only then.
+    followed: watch::Sender<bool>,
 }
 
 /// A reader has a place, and its channel is not ready yet.
@@ -186,6 +189,8 @@ struct AdmittedReader {
     /// When it has last asked for something.
     heard: Instant,
     is_guest: bool,
+    /// It has asked for the board.
+    follows: bool,
 }
 
 /// Guests admitted at a time: half of all readers
@@ -265,6 +270,7 @@ impl Lent {
             board: None,
             boardless: false,
             readers: BTreeMap::new(),
+            followed: watch::Sender::new(false),
             buffers: PoolBuffers(pool),
         }
     }
@@ -321,7 +327,8 @@ impl Lent {
             let why = format!("{GUESTS_MAX} readers read from this backup already: read from another one");
             return Err(Refusal::RetryLater { after_ms: 1000, why });
         }
-        let is_known = self.readers.contains_key(&reader);
+        let known = self.readers.get(&reader);
+        let (is_known, follows) = (known.is_some(), known.is_some_and(|known| known.follows));
         let sharer = self.sharer()?;
         let admission = sharer.admit(reader, offer).map_err(|error| {
             // It may have taken a place before it failed, and nobody would ever hear of that reader again.
@@ -335,7 +342,7 @@ impl Lent {
             }
         })?;
         let heard = Instant::now();
-        self.readers.insert(reader, AdmittedReader { heard, is_guest });
+        self.readers.insert(reader, AdmittedReader { heard, is_guest, follows });
         Ok(Admitted { admission, new_at: (!is_known).then_some(heard) })
     }
 
@@ -350,16 +357,30 @@ impl Lent {
     /// Gives a reader's place to others.
     pub(super) fn dismiss_reader(&mut self, reader: ReaderId) {
         self.readers.remove(&reader);
+        self.tell_whether_followed();
         if let Ok(sharer) = self.sharer() {
             sharer.dismiss(reader);
         }
     }
 
-    /// A reader that is admitted has asked for something.
-    pub(super) fn note_reader(&mut self, reader: ReaderId) -> Result<(), Refusal> {
+    /// A reader that is admitted has asked for something; for the board, if it says so.
+    pub(super) fn note_reader(&mut self, reader: ReaderId, follows: bool) -> Result<(), Refusal> {
         let unknown = || Refusal::BadRequest { why: "this reader has no read channel here: connect first".to_owned() };
-        self.readers.get_mut(&reader).ok_or_else(unknown)?.heard = Instant::now();
+        let known = self.readers.get_mut(&reader).ok_or_else(unknown)?;
+        known.heard = Instant::now();
+        known.follows |= follows;
+        self.tell_whether_followed();
         Ok(())
+    }
+
+    /// Whether readers look at the board, from now on.
+    pub(super) fn watch_followed(&self) -> watch::Receiver<bool> {
+        self.followed.subscribe()
+    }
+
+    fn tell_whether_followed(&self) {
+        let followed = self.readers.values().any(|reader| reader.follows);
+        self.followed.send_if_modified(|known| std::mem::replace(known, followed) != followed);
     }
 
     /// Forgets readers that have been silent for too long: nobody says when one has died.

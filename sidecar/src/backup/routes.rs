@@ -2,7 +2,6 @@
 //!
 //! Served by [`run`](super::run) through [`http`](crate::http). Bodies become checked types here and nowhere else.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,6 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
-use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError, Unchecked};
@@ -27,7 +25,7 @@ use tailwind_protocol::rpc::{
 };
 use tailwind_report::readiness::{Unready, UnreadyReason};
 use tailwind_report::report;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 use tracing::error;
 
 use super::actor::{ActorReply, ActorStatus, ChannelRequest, Handle};
@@ -332,13 +330,7 @@ async fn fetch(
 }
 
 async fn heartbeats(State(service): State<Service>) -> Response {
-    let mut ticks = interval(service.about.heartbeat);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let beats = stream::unfold(ticks, |mut ticks| async move {
-        ticks.tick().await;
-        Some((Ok::<_, Infallible>(Bytes::from_static(b"\n")), ticks))
-    });
-    Body::from_stream(beats).into_response()
+    Body::from_stream(service.about.heartbeats.stream()).into_response()
 }
 
 async fn status(State(service): State<Service>) -> Response {

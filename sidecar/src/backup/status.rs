@@ -2,8 +2,6 @@
 //!
 //! Called by [`routes`](super::routes).
 
-use std::time::Duration;
-
 use serde::Serialize;
 use tailwind_protocol::backup::Counts;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
@@ -14,6 +12,7 @@ use tailwind_runtime::metrics::Snapshot;
 use crate::access::Access;
 
 use super::actor::ActorStatus;
+use super::heartbeats::Heartbeats;
 use super::pull::Pulled;
 use super::quarantine::Quarantined;
 use super::scrub::Scrubbed;
@@ -42,9 +41,8 @@ pub(super) struct About {
     pub(super) obstacle: Option<Unready>,
     #[serde(skip)]
     pub(super) access: Access,
-    /// Between two heartbeats.
     #[serde(skip)]
-    pub(super) heartbeat: Duration,
+    pub(super) heartbeats: Heartbeats,
 }
 
 #[derive(Serialize)]

@@ -208,9 +208,9 @@ impl MemberLink {
         self.call::<_, DamageReply>(path::DAMAGE, &Empty {}).await.map(|reply| reply.corrupt)
     }
 
-    /// Returns when the backup is gone, with the reason.
-    pub async fn watch(&self, silence_max: Duration) -> String {
-        self.client.watch_heartbeats(silence_max).await
+    /// Returns when the backup is gone, with the reason. Each heartbeat says whether readers look at its board.
+    pub async fn watch(&self, silence_max: Duration, on_heartbeat: impl FnMut(bool) + Send) -> String {
+        self.client.watch_heartbeats(silence_max, on_heartbeat).await
     }
 
     /// Has the backup copy a closed segment by itself from one of these, and close it; keeps asking while it says "retry later".

@@ -138,11 +138,17 @@ impl Worker {
         self.link.install(identity, closure, &image).await
     }
 
-    /// Reports the member lost once its heartbeats stop. A backup finds rot by itself, or when somebody reads, so it is also
-    /// asked now and then what is corrupt there; a question that fails says nothing of the member, as its heartbeats do.
+    /// Reports the member lost once its heartbeats stop, and until then whether it is followed. A backup finds rot by itself, or
+    /// when somebody reads, so it is also asked now and then what is corrupt there; a question that fails says nothing of the
+    /// member, as its heartbeats do.
     async fn watch(self) {
         let factor = crate::fabric::heartbeat_factor(self.context.sender.kind());
-        let silence = self.link.watch(self.context.rules.heartbeat_silence * factor);
+        let mut known = false;
+        let silence = self.link.watch(self.context.rules.heartbeat_silence * factor, |followed| {
+            if std::mem::replace(&mut known, followed) != followed {
+                self.tell(Some(Input::Followed(self.seat, followed)));
+            }
+        });
         let why = tokio::select! {
             why = silence => why,
             () = self.watch_damage() => return,

@@ -220,6 +220,8 @@ impl Path {
     pub(super) fn pass_barriers(&mut self, now: Time) {
         let RoleState::Leading(replicator) = &mut self.state else { return };
         let Some(newest) = self.pending.barriers.last() else { return };
+        // A line may be the write that a member has had since the barrier.
+        replicator.push_lines();
         replicator.probe(newest.after, now);
         let (epoch, last) = (self.epoch, self.counters.acked.load(Ordering::Relaxed));
         let waiting = self.pending.barriers.len();

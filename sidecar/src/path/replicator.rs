@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
@@ -76,6 +76,8 @@ pub(super) struct Replicator {
     latency: Latency,
     /// The last acknowledged record, and where its append ends.
     pub(super) acked: (Lsn, Position),
+    /// When lines that linger are pushed. Of the time since the path began.
+    pub(super) lines_due: Option<Duration>,
     /// Something has completed in this turn.
     completed: bool,
     /// Since when appends have paused for a newcomer.
@@ -98,6 +100,7 @@ impl Replicator {
     pub(super) fn new(primary: Primary) -> Replicator {
         Replicator {
             acked: (primary.first().prev(), primary.acked()),
+            lines_due: None,
             primary,
             active: None,
             segments: VecDeque::with_capacity(SEGMENTS_MAX),
@@ -217,6 +220,7 @@ impl Replicator {
         }
         if posted {
             self.latency.begin(self.primary.positions().posted, 1, Instant::now());
+            self.note_ridden();
         }
     }
 

@@ -201,16 +201,34 @@ async fn heartbeats_end_with_a_reason() {
     }
     let router = |ends| Router::new().route(path::HEARTBEATS, get(beats)).with_state(ends);
     let silence = Duration::from_millis(200);
-    let why = serving(router(true)).await.watch_heartbeats(silence).await;
+    let why = serving(router(true)).await.watch_heartbeats(silence, |_| {}).await;
     assert!(why.ends_with("closed its connection"), "{why}");
-    let why = serving(router(false)).await.watch_heartbeats(silence).await;
+    let why = serving(router(false)).await.watch_heartbeats(silence, |_| {}).await;
     assert!(why.contains("silent for 200ms"), "{why}");
-    let why = serving(Router::new()).await.watch_heartbeats(silence).await;
+    let why = serving(Router::new()).await.watch_heartbeats(silence, |_| {}).await;
     assert!(why.contains("404"), "{why}");
     let (listener, address) = listener().await;
     drop(listener);
-    let why = client(address).watch_heartbeats(silence).await;
+    let why = client(address).watch_heartbeats(silence, |_| {}).await;
     assert!(why.contains("connect to"), "{why}");
+}
+
+/// Of several that come together the last one counts; a foreign byte says nothing.
+#[tokio::test]
+async fn heartbeats_say_whether_readers_look() {
+    async fn beats() -> Body {
+        let beats = ["\n", "+", "+\n", "\n+", "x", ""].map(Ok::<_, std::io::Error>);
+        // One at a time: what is sent together arrives together.
+        let beats = stream::iter(beats).then(|beat| async {
+            tokio::task::yield_now().await;
+            beat
+        });
+        Body::from_stream(beats)
+    }
+    let mut heard = Vec::new();
+    let client = serving(Router::new().route(path::HEARTBEATS, get(beats))).await;
+    client.watch_heartbeats(TIMEOUT, |followed| heard.push(followed)).await;
+    assert_eq!(heard, [false, true, false, true, false]);
 }
 
 #[tokio::test]

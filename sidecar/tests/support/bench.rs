@@ -23,7 +23,7 @@ use tailwind_protocol::board::{self, BoardIdentity, Progress};
 use tailwind_protocol::config::{Durability, Time};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{Input, Output, Primary, Rules};
+use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::Inventory;
 use tailwind_protocol::scan::{ScanReport, scan};
@@ -52,6 +52,10 @@ pub struct Bench {
     pub depth: Arc<AtomicU32>,
     /// Writes posted to backups.
     pub posts: Arc<AtomicU32>,
+    /// Whether lines linger in every data channel: see `Channel::lingers`.
+    pub lingers: Arc<AtomicBool>,
+    /// Lines that have gone out with a post.
+    pub ridden: Arc<AtomicU32>,
     pub counters: Arc<Counters>,
     segment_size: SegmentSize,
     receivers: Vec<ShmReceiver>,
@@ -59,6 +63,8 @@ pub struct Bench {
     /// The segments of the first term, of which the backups hold copies.
     segments: Vec<SegmentIdentity>,
     terms: u64,
+    /// Of the present term's members.
+    seats: Vec<Seat>,
     commands: std::sync::mpsc::SyncSender<Command>,
     folder: tempfile::TempDir,
 }
@@ -70,16 +76,35 @@ struct Gated {
     shut: Arc<AtomicBool>,
     depth: Arc<AtomicU32>,
     posts: Arc<AtomicU32>,
+    lingers: Arc<AtomicBool>,
+    ridden: Arc<AtomicU32>,
+    lingering: Vec<(RemoteBuffer, u32, Vec<u8>)>,
 }
 
 impl Channel for Gated {
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
+        self.ridden.fetch_add(self.lingering.len() as u32, Ordering::Relaxed);
+        self.push();
         self.posts.fetch_add(1, Ordering::Relaxed);
         self.channel.post(remote, local, range)
     }
 
     fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        if self.lingers.load(Ordering::Relaxed) {
+            self.lingering.push((remote.clone(), at, bytes.to_vec()));
+            return Ok(());
+        }
         self.channel.post_bytes(remote, at, bytes)
+    }
+
+    fn lingers(&self) -> bool {
+        !self.lingering.is_empty()
+    }
+
+    fn push(&mut self) {
+        for (remote, at, bytes) in self.lingering.drain(..) {
+            self.channel.post_bytes(&remote, at, &bytes).unwrap();
+        }
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -139,6 +164,9 @@ impl Bench {
             spare_shut: Arc::new(AtomicBool::new(false)),
             depth: Arc::new(AtomicU32::new(u32::MAX)),
             posts: Arc::default(),
+            lingers: Arc::default(),
+            ridden: Arc::default(),
+            seats: Vec::new(),
             counters,
             segment_size,
             receivers: receivers.collect(),
@@ -178,6 +206,7 @@ impl Bench {
         // Slots that an earlier term was lent are not used again.
         let (writer, slots) = (Writer(epoch), 2 * self.terms as u32);
         self.terms += 1;
+        self.seats.clear();
         while !outputs.is_empty() {
             for output in outputs.drain(..).filter(|output| room || !matches!(output, Output::Open(..))) {
                 self.execute(writer, slots, output);
@@ -196,7 +225,10 @@ impl Bench {
                 let channel = ShmSender::default().begin().unwrap().connect(&answer, [127, 0, 0, 1].into()).unwrap();
                 let shut = if usize::from(seat.index) == BACKUPS { &self.spare_shut } else { &self.shut };
                 let (shut, depth, posts) = (Arc::clone(shut), Arc::clone(&self.depth), Arc::clone(&self.posts));
-                let gated = Box::new(Gated { channel, shut, depth, posts });
+                let (lingers, ridden) = (Arc::clone(&self.lingers), Arc::clone(&self.ridden));
+                let gated = Gated { channel, shut, depth, posts, lingers, ridden, lingering: Vec::new() };
+                let gated = Box::new(gated);
+                self.seats.push(seat);
                 let side = self.pools[usize::from(seat.index)].side_slot();
                 let board = ShmSender::default().attach(&receiver.lend(writer, side).unwrap()).unwrap();
                 self.command(Command::Connected(epoch, seat, gated, Some(board)));
@@ -214,6 +246,11 @@ impl Bench {
             }
             other => panic!("unexpected at the start: {other:?}"),
         }
+    }
+
+    /// Readers look at a member's board, or no longer.
+    pub fn tell_followed(&self, followed: bool) {
+        self.command(Command::Input(Epoch(self.terms), Input::Followed(self.seats[0], followed)));
     }
 
     /// The path wants one more member, and gets the spare as its newcomer.

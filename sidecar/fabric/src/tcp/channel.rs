@@ -37,6 +37,8 @@ pub(super) struct TcpChannel {
     unsent: VecDeque<Write>,
     /// Bytes of the first of them, header included, that the socket has taken.
     sent: usize,
+    /// What is unsent waits for a post or a push, not for the socket.
+    lingers: bool,
     /// completed ≤ posted ≤ completed + QUEUE_MAX.
     posted: u64,
     completed: u64,
@@ -59,6 +61,7 @@ impl TcpChannel {
             stream,
             unsent: VecDeque::with_capacity(QUEUE_MAX),
             sent: 0,
+            lingers: false,
             posted: 0,
             completed: 0,
             acks: [0; ACKS_MAX * ACK_SIZE],
@@ -79,6 +82,7 @@ impl TcpChannel {
 
     /// Hands the socket as much as it takes.
     fn send(&mut self) -> Result<(), ChannelError> {
+        self.lingers = false;
         while !self.unsent.is_empty() {
             match self.send_some() {
                 Ok(count) => self.advance(count),
@@ -164,6 +168,7 @@ impl TcpChannel {
 
     fn fail(&mut self, failure: ChannelError) -> ChannelError {
         self.unsent.clear();
+        self.lingers = false;
         self.failure = Some(failure);
         failure
     }
@@ -176,9 +181,10 @@ impl Channel for TcpChannel {
         }
         check_range(remote, local, &range);
         let (start, length) = (range.start, range.end - range.start);
+        // With others waiting for the socket it is full: the next poll sends them together.
+        let at_once = self.unsent.is_empty() || self.lingers;
         self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
-        // With others waiting before it the socket is full, or has time: the next poll sends them together.
-        if self.unsent.len() == 1 { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
+        if at_once { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
     }
 
     fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
@@ -186,8 +192,23 @@ impl Channel for TcpChannel {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        // A system call of its own would cost more than all the rest: it goes out with the next one.
-        self.queue(remote, at, bytes.len() as u32, Payload::copy(bytes))
+        let first = self.unsent.is_empty();
+        self.queue(remote, at, bytes.len() as u32, Payload::copy(bytes))?;
+        // Alone it would cost a system call here, a packet, and at the receiver a wake-up and an answer: as much as an append.
+        self.lingers |= first;
+        Ok(())
+    }
+
+    fn lingers(&self) -> bool {
+        self.lingers
+    }
+
+    fn push(&mut self) {
+        if self.lingers
+            && let Err(failure) = self.send()
+        {
+            self.fail(failure);
+        }
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -196,7 +217,8 @@ impl Channel for TcpChannel {
         }
         // Acknowledgements first: a connection that breaks while sending would take them with it.
         let completed = self.receive().map_err(|failure| self.fail(failure))?;
-        match self.send() {
+        let sent = if self.lingers { Ok(()) } else { self.send() };
+        match sent {
             Err(failure) if completed == 0 => Err(self.fail(failure)),
             // Reported by the next call.
             Err(failure) => {
@@ -217,8 +239,6 @@ impl Channel for TcpChannel {
 
     /// A socket stays readable until it is read.
     fn arm(&mut self) -> bool {
-        // What was queued without a system call of its own must not wait for whatever wakes the path.
-        let sent = self.failure.map_or_else(|| self.send(), Err);
-        sent.map_err(|failure| self.fail(failure)).is_err()
+        self.failure.is_some()
     }
 }

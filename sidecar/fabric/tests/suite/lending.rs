@@ -94,6 +94,7 @@ pub(crate) fn the_side_slot_is_lent_like_the_others<H: Harness>() {
         assert!(is_zero(&contents(&mut world)) && !world.pool.has(side));
         let (mut channel, remote) = (world.channel(writer), world.lend(writer, side.0));
         channel.post_bytes(&remote, SIDE_SLOT_SIZE - 3, &[7; 3]).unwrap();
+        channel.push();
         complete(&mut *channel, 1);
         assert_eq!(contents(&mut world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
         world.receiver.revoke_below(Writer(writer + 1)).unwrap();

@@ -128,12 +128,14 @@ pub(crate) fn bytes_are_copied_at_the_call<H: Harness>() {
                 completed -= 1;
             }
         }
+        channel.push();
         completed += i64::from(channel.poll().unwrap());
         completed == 3000
     });
     assert!(world.contents(0) == expected);
     channel.post_bytes(&remote, SLOT_SIZE - 64, &[7; 64]).unwrap();
     channel.post_bytes(&remote, SLOT_SIZE, &[]).unwrap();
+    channel.push();
     complete(&mut *channel, 2);
     assert_eq!(world.contents(0)[SLOT_SIZE as usize - 65..], [vec![0], vec![7; 64]].concat());
 
@@ -142,6 +144,7 @@ pub(crate) fn bytes_are_copied_at_the_call<H: Harness>() {
     let mut failed = false;
     eventually("it fails as any write does", || {
         failed |= channel.post_bytes(&remote, 0, &[9; 64]).is_err_and(|error| error != ChannelError::QueueFull);
+        channel.push();
         failed |= channel.poll().is_err();
         failed
     });
@@ -163,6 +166,8 @@ pub(crate) fn a_sleeper_is_woken<H: Harness>() {
         channel.post(&remote, &local, 0..100).unwrap();
         assert_eq!(wake_up(&mut *channel), Ok(1));
         channel.post_bytes(&remote, 7, &[1; 64]).unwrap();
+        channel.push();
+        assert!(!channel.lingers());
         assert_eq!(arm_and_sleep(&mut *channel), Ok(1), "nobody polls before it sleeps");
         assert_eq!(channel.poll(), Ok(0));
     }
@@ -246,6 +251,7 @@ pub(crate) fn posting_and_polling_allocate_nothing<H: Harness>() {
                 }
                 copied += 1;
             }
+            channel.push();
             completed += channel.poll().unwrap();
         }
     });

@@ -1,7 +1,8 @@
 //! What the primary writes on its boards, and when.
 //!
 //! Part of [`Primary`]. The append path calls [`Primary::publish`] once per turn and posts the lines that it gets; nothing here
-//! allocates. See [`board`](crate::board) for the bytes, and "The board" in `docs/protocol.md` for the argument.
+//! allocates. While no member is followed there are no lines, no beats and no probes for them. See [`board`](crate::board) for
+//! the bytes, and "The board" in `docs/protocol.md` for the argument.
 
 use std::time::Duration;
 
@@ -112,10 +113,24 @@ impl Primary {
         }
     }
 
-    /// What to write on the boards now, if it is time for it: `acked` is the last acknowledged record, and `end` where its append
-    /// ends. It counts as posted, so it must be, before anything else is. `now` is any clock that only goes forward.
+    /// The member in this seat says whether readers look at its board.
+    pub(super) fn on_followed(&mut self, seat: Seat, followed: bool) {
+        if let Some(member) = self.member_mut(seat) {
+            member.followed = followed;
+        }
+    }
+
+    /// True while readers look at any member's board. All boards are written then: a reader that goes on at another member finds
+    /// that one's as new.
+    fn is_followed(&self) -> bool {
+        !self.over && self.members.iter().flatten().any(|member| member.followed && !member.is_lost())
+    }
+
+    /// What to write on the boards now, if it is time for it and anybody looks at them: `acked` is the last acknowledged record,
+    /// and `end` where its append ends. It counts as posted, so it must be, before anything else is. `now` is any clock that only
+    /// goes forward.
     pub fn publish(&mut self, now: Duration, acked: Lsn, end: Position) -> Option<Publication> {
-        if now < self.board.published + PUBLISH_INTERVAL || self.over {
+        if now < self.board.published + PUBLISH_INTERVAL || !self.is_followed() {
             return None;
         }
         let passed = self.passed(self.board.barrier) || planted::has(Bug::BeatWithoutBarrier);
@@ -142,9 +157,10 @@ impl Primary {
         Some(self.post_boards())
     }
 
-    /// True when [`Primary::publish`] would have something new to say, but for the time.
-    pub fn has_news(&self, acked: Lsn) -> bool {
-        acked > self.board.progress.acked && !self.over && self.boards_have_room()
+    /// From when on [`Primary::publish`] will have something new to say; `None` where it depends on more than time.
+    pub fn news_due(&self, acked: Lsn) -> Option<Duration> {
+        let has_news = acked > self.board.progress.acked && self.is_followed() && self.boards_have_room();
+        has_news.then_some(self.board.published + PUBLISH_INTERVAL)
     }
 
     /// True when there are boards, and each can take a line now.
@@ -176,6 +192,6 @@ impl Primary {
     /// The barrier of the present beat, if no append has helped it to pass yet: probe for it.
     pub fn beat_to_probe(&self, now: Duration) -> Option<Post> {
         let late = now >= self.board.beaten + PROBE_AFTER && self.members.iter().flatten().any(Member::shows_progress);
-        (late && !self.over && !self.passed(self.board.barrier)).then_some(self.board.barrier)
+        (late && self.is_followed() && !self.passed(self.board.barrier)).then_some(self.board.barrier)
     }
 }

@@ -135,6 +135,8 @@ pub(super) struct Member {
     /// Its missing and corrupt copies.
     pub(super) damage: Damage,
     pub(super) board: MemberBoard,
+    /// Readers look at its board.
+    pub(super) followed: bool,
 }
 
 impl Member {
@@ -227,6 +229,7 @@ impl Primary {
             unsynced: None,
             damage: Damage::default(),
             board: MemberBoard::None,
+            followed: false,
         });
         out.push(Output::Connect(seat, reference));
         Some(seat)

@@ -30,6 +30,11 @@ const LANDING: u32 = 4096;
 /// Pause before a look is carried out, at most: a reader's thread is late now and then.
 const LOOK_LATE_MAX: Micros = 4 * MS;
 
+/// Once in so many ticks an app ends, while there are faults: it follows again, from the first record on, after so long at most.
+const APP_ENDS: u64 = 300;
+/// See [`APP_ENDS`].
+const AWAY_MAX: Micros = 2_000 * MS;
+
 /// More visits than one follower makes.
 const VISITS_MAX: u64 = 1 << 32;
 
@@ -40,6 +45,8 @@ pub(crate) struct Follow {
     /// The record that its app expects next.
     expected: Lsn,
     host: HostNo,
+    /// When the present visit began.
+    visited: Micros,
     board: Key,
     shared: (Slot, Key),
     wakes_at: Micros,
@@ -90,6 +97,14 @@ impl World {
         if self.plan.read_grain.is_none() || self.by_hand {
             return;
         }
+        let now = self.queue.now();
+        if now < self.plan.fault_time && self.random.one_in(APP_ENDS) {
+            self.sidecars[of.0].follow = None;
+            self.sidecars[of.0].follows_from = now + self.random.below(AWAY_MAX);
+        }
+        if now < self.sidecars[of.0].follows_from {
+            return;
+        }
         if self.sidecars[of.0].follow.is_none() {
             self.begin_to_follow(of, Lsn(1));
         }
@@ -105,7 +120,7 @@ impl World {
         let machine = Follower::new(now, next, LANDING, of.0, Visit(self.followers * VISITS_MAX));
         let (host, board, shared) = (HostNo(0), Key(0), (BOARD, Key(0)));
         self.sidecars[of.0].follow =
-            Some(Box::new(Follow { machine, expected: next, host, board, shared, wakes_at: 0 }));
+            Some(Box::new(Follow { machine, expected: next, host, visited: 0, board, shared, wakes_at: 0 }));
     }
 
     /// What was acknowledged has been lost with an excuse: apps begin anew.
@@ -132,6 +147,11 @@ impl World {
         follow.machine.step(now, input, &mut out, |record| records.push((record.lsn, record.payload.to_vec())));
         for (lsn, payload) in records {
             self.handed_out(of, &mut follow, lsn, &payload);
+        }
+        // One that leaves a board that stands still has seen what there is to see.
+        let leaves = out.iter().any(|output| matches!(output, Output::Leave(..)));
+        if out.contains(&Output::CaughtUp) && !leaves {
+            self.checks.board_covers(follow.machine.epoch(), follow.expected.prev(), follow.visited);
         }
         if let Some(behind) = follow.machine.lag(now).behind {
             let covers = now - behind;
@@ -170,7 +190,7 @@ impl World {
             Output::Connect(visit, _, member) => {
                 let host = self.host_of(&member.id);
                 let Some(follow) = &mut self.sidecars[of.0].follow else { return };
-                follow.host = host;
+                (follow.host, follow.visited) = (host, self.queue.now());
                 self.ask_for_follower(of, visit, FollowAsk::Connect);
             }
             Output::Look(visit) => {
@@ -244,6 +264,7 @@ impl World {
     /// As the production daemon does: the board of the promised epoch, or none.
     fn share_promised_board(&mut self, no: HostNo) -> Option<Key> {
         let promised = self.hosts[no.0].process.as_ref()?.daemon.machine().promise().epoch;
+        self.note_look(no);
         self.hosts[no.0].lendings.get(&BOARD).filter(|lending| lending.writer == promised)?;
         self.share(no, BOARD)
     }
@@ -277,6 +298,7 @@ impl World {
             FollowNotice::Look(visit) => {
                 let (host, board) = (follow.host, follow.board);
                 let reader = ReadFor::Follower(of, self.sidecars[of.0].life, visit);
+                self.note_look(host);
                 self.begin_read(host, BOARD, board, board::LINES, reader);
             }
             FollowNotice::Read(visit, _, Err(why)) => self.follow_input(of, Input::Broken(visit, why)),

@@ -99,6 +99,8 @@ pub(crate) struct Host {
     pub(super) pulls: Pulls,
     /// Slots whose present memory readers may read.
     pub(crate) shares: BTreeMap<Slot, Key>,
+    /// Until then readers count as looking at its board.
+    pub(super) followed_until: u64,
     pub(super) keys: u64,
     /// Counts the boots of the kernel.
     kernel: u64,
@@ -169,6 +171,7 @@ impl Host {
             pool_empty: false,
             power_goes: false,
             fuse: None,
+            followed_until: 0,
             scrubbed: SegmentId(0),
             scrub_until: SegmentId(0),
             flips: Vec::new(),
@@ -298,6 +301,7 @@ impl World {
     pub(crate) fn start_host(&mut self, no: HostNo) {
         let host = &mut self.hosts[no.0];
         host.life += 1;
+        host.followed_until = 0;
         host.files.begin_process();
         if self.faults_on && self.plan.has(Fault::BackupDies) && self.random.one_in(8) {
             host.files.light(self.random.below(60) as u32);

@@ -31,6 +31,11 @@ const PULL_GRAIN: u32 = 4096;
 const MOMENTS_MAX: u64 = 4;
 /// Pause between two looks of the reader, at most: it must see a primary that is over beat a few times before that knows it.
 const LOOK_PAUSE_MAX: Micros = 15 * MS;
+/// How long a backup takes a reader for one that looks at its board, after its last look. Thirty seconds in production, where a
+/// reader gives signs of life; here each look is one.
+const READER_SILENCE: Micros = 300 * MS;
+/// Now and then the reader looks away, for so long at most.
+const AWAY_MAX: Micros = 3_000 * MS;
 
 /// Who waits for a read.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +106,11 @@ impl World {
             host.shares.insert(slot, Key(host.keys));
         }
         host.shares[&slot]
+    }
+
+    /// A reader looks at this member's board, or is about to.
+    pub(super) fn note_look(&mut self, no: HostNo) {
+        self.hosts[no.0].followed_until = self.queue.now() + READER_SILENCE;
     }
 
     /// Posts a read.
@@ -187,10 +197,12 @@ impl World {
                 && self.random.one_in(2)
                 && let Some(share) = self.share(no, BOARD)
             {
+                self.note_look(no);
                 self.begin_read(no, BOARD, share, board::LINES, ReadFor::Looker);
             }
         }
-        let pause = self.random.within(50, LOOK_PAUSE_MAX);
+        let longest = if self.random.one_in(64) { AWAY_MAX } else { LOOK_PAUSE_MAX };
+        let pause = self.random.within(50, longest);
         self.queue.plan(pause, Event::Look);
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Link {
     /// The backup's process when it took its seat: with another one its connections have ended.
     pub(super) life: u32,
     pub(super) heard: Micros,
+    /// What its last heartbeat said: whether readers look at its board.
+    pub(super) followed: bool,
     pub(super) channel: Option<ChannelId>,
     pub(super) board: Option<(Slot, Key)>,
     pub(super) remotes: BTreeMap<SegmentId, (Slot, Key)>,
@@ -36,7 +38,8 @@ impl World {
     pub(super) fn link_to(&self, member: MemberRef) -> Link {
         let host = self.host_of(&member.id);
         let (life, heard) = (self.hosts[host.0].life, self.queue.now());
-        Link { member, host, life, heard, channel: None, board: None, remotes: BTreeMap::new() }
+        let (channel, board, remotes) = (None, None, BTreeMap::new());
+        Link { member, host, life, heard, followed: false, channel, board, remotes }
     }
 
     /// A member has answered what it was asked for an output.
@@ -134,8 +137,12 @@ impl World {
     }
 
     pub(crate) fn on_primary_tick(&mut self, of: SidecarNo) {
-        for seat in self.silent_seats(of) {
+        let (silent, changed) = self.listen_to_members(of);
+        for seat in silent {
             self.primary_input(of, Input::Lost(seat));
+        }
+        for (seat, followed) in changed {
+            self.primary_input(of, Input::Followed(seat, followed));
         }
         if let Role::Primary(lead) = &mut self.sidecars[of.0].role {
             lead.mark();
@@ -144,23 +151,28 @@ impl World {
         self.ask_for_damage(of);
     }
 
-    /// Members whose process has ended, or whose heartbeats have not come for too long.
-    fn silent_seats(&mut self, of: SidecarNo) -> Vec<Seat> {
+    /// Members whose process has ended, or whose heartbeats have not come for too long; and those that are followed now and were
+    /// not before, or the other way round.
+    fn listen_to_members(&mut self, of: SidecarNo) -> (Vec<Seat>, Vec<(Seat, bool)>) {
         let now = self.queue.now();
-        let Role::Primary(lead) = &mut self.sidecars[of.0].role else { return Vec::new() };
-        let mut silent = Vec::new();
+        let (mut silent, mut changed) = (Vec::new(), Vec::new());
+        let Role::Primary(lead) = &mut self.sidecars[of.0].role else { return (silent, changed) };
         for (seat, link) in &mut lead.links {
             let host = &self.hosts[link.host.0];
             let reachable = self.cuts.is_whole(of, link.host) && !host.is_off();
             if reachable && host.running == Running::Up && host.life == link.life {
                 link.heard = now;
+                let followed = now < host.followed_until;
+                if std::mem::replace(&mut link.followed, followed) != followed {
+                    changed.push((*seat, followed));
+                }
             }
             let ended = reachable && (host.life != link.life || host.running == Running::Down);
             if ended || now > link.heard + HEARTBEAT_SILENCE {
                 silent.push(*seat);
             }
         }
-        silent
+        (silent, changed)
     }
 
     pub(crate) fn on_spare_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {

@@ -134,6 +134,8 @@ pub(crate) struct Sidecar {
     pub(crate) follow: Option<Box<Follow>>,
     /// The latest epoch whose records its app may have been shown.
     pub(crate) followed: Epoch,
+    /// Until then its app does not follow.
+    pub(super) follows_from: Micros,
 }
 
 impl Sidecar {
@@ -156,6 +158,7 @@ impl Sidecar {
             app: App::default(),
             follow: None,
             followed: Epoch(0),
+            follows_from: 0,
         }
     }
 

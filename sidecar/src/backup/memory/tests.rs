@@ -194,3 +194,32 @@ fn a_fifo_named_like_a_segment_does_not_block_start() {
     }
     assert_eq!(folders.start().unwrap().unexpected_files, 2);
 }
+
+/// The primary writes boards only while somebody looks at one.
+#[test]
+fn a_backup_knows_whether_it_is_followed() {
+    let folders = folders();
+    let mut memory = PoolMemory::new(folders.path("pool"), 2, SegmentSize::MIN);
+    memory.make_folder().unwrap();
+    memory.open().unwrap();
+    let pool = Arc::clone(memory.pool().unwrap());
+    let mut lent = Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), pool);
+    let followed = lent.watch_followed();
+    let [one, two, copies] = [1, 2, 3].map(ReaderId);
+    for reader in [one, two, copies] {
+        drop(lent.admit_reader(reader, &Offer::Shm, false).unwrap());
+    }
+    lent.note_reader(copies, false).unwrap();
+    assert!(!*followed.borrow(), "a channel alone looks at nothing");
+    lent.note_reader(one, true).unwrap();
+    lent.note_reader(two, true).unwrap();
+    lent.note_reader(one, false).unwrap();
+    drop(lent.admit_reader(two, &Offer::Shm, false).unwrap());
+    lent.dismiss_reader(one);
+    assert!(*followed.borrow(), "the second one looks, and asks for other things as well");
+    lent.dismiss_silent_readers();
+    assert!(*followed.borrow(), "nobody has been silent for long");
+    lent.dismiss_reader(two);
+    assert!(!*followed.borrow());
+    assert!(lent.note_reader(one, true).is_err() && !*followed.borrow(), "it has no channel");
+}
