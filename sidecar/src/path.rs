@@ -128,9 +128,10 @@ impl Path {
         let mut idle_since = Instant::now();
         let mut turns = 0_u32;
         while !self.ended {
-            // The time at which the turn began will do: reading the clock is a good part of an idle turn.
+            // Of a turn that has posted, the end: a good part of the time that it may spin would have passed by then. Of the others
+            // the beginning will do: reading the clock is a good part of an idle turn.
             if self.turn()? {
-                idle_since = self.turned;
+                idle_since = Instant::now();
             }
             turns = turns.wrapping_add(1);
             if self.turned.duration_since(idle_since) >= self.options.spin {

@@ -181,6 +181,26 @@ fn a_line_rides_with_the_next_append() {
     bench.until("the last line, for which nothing comes", |bench| (acked(bench) == [last; 3]).then_some(()));
 }
 
+/// However long its ack took: no turn of `epoll` lies between the ack and the next append.
+#[test]
+fn an_app_that_was_answered_is_looked_at() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.shut.store(true, Ordering::Relaxed);
+    client.send(&[append(b"one")]);
+    bench.settle();
+    for _ in 0..1000 {
+        bench.path.turn().unwrap();
+    }
+    bench.shut.store(false, Ordering::Relaxed);
+    bench.path.turn().unwrap();
+    let before = bench.posts.load(Ordering::Relaxed);
+    client.send(&[append(b"two")]);
+    bench.path.turn().unwrap();
+    assert_eq!(bench.posts.load(Ordering::Relaxed), before + 3);
+    assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
+}
+
 /// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.
 #[test]
 fn a_read_waits_for_appends_of_a_dead_client() {

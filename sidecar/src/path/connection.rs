@@ -28,8 +28,8 @@ const STATUS_REQUESTS_MAX: u32 = 4;
 const POSITION_REQUESTS_MAX: u32 = 8;
 /// Bytes requested from the socket in one read: enough for a thousand small appends per system call.
 const READ_SIZE: usize = 256 << 10;
-/// A connection is read from directly for so many turns after it fell silent; then `epoll` has to report it. An app that waits
-/// for each ack comes back within a few turns.
+/// A connection is read from directly for so many turns after bytes have come from it or gone to it; then `epoll` has to report
+/// it. An app that waits for each ack comes back within a few turns, however long that ack took.
 const SILENT_TURNS: u32 = 64;
 
 /// What is left of a connection when it changes hands between the append path and the reader.
@@ -327,7 +327,12 @@ impl ClientConnection {
                 None => self.stream.write(bytes),
             };
             match sent {
-                Ok(count) => self.outbox.sent += count,
+                Ok(count) => {
+                    self.outbox.sent += count;
+                    // Who waited for this may come back at once.
+                    self.silent_turns = 0;
+                    self.busy |= self.ring.is_none();
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::InvalidData => self.break_ring(&error.to_string()),
