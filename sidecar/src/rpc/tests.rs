@@ -373,7 +373,7 @@ async fn a_broken_connection_is_told_in_plain_words() {
     let primary = PrimaryRef { id: "first".parse().unwrap(), control: address.to_string() };
     let client = BackupClient::of_primary(&primary, &Access::Token(token()));
     let mut heartbeats = client.heartbeats().await.unwrap();
-    assert_eq!(heartbeats.next().await, Ok(()));
+    assert_eq!(heartbeats.next().await, Ok(false));
     assert_eq!(heartbeats.next().await, Err(format!("first ({address}) closed its connection")));
 }
 
