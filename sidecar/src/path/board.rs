@@ -14,7 +14,8 @@ use tailwind_protocol::follower::LOOK_INTERVAL;
 
 use super::replicator::Replicator;
 
-/// Longest time that a line waits for an append: as long as a follower waits between two looks.
+/// How long a line waits for an append: as long as a follower waits between two looks. Where the path sleeps it is up to a
+/// millisecond, the grain of `epoll_wait(2)`.
 const LINGER: Duration = LOOK_INTERVAL;
 
 impl Replicator {
