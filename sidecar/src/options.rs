@@ -117,7 +117,7 @@ Examples:
   For apps that only read:
     tailwind-sidecar run --reader --name reader --listen 127.0.0.1:7412 --socket /run/tailwind/reader.sock
 
-Every option is also a variable. Exit codes: 0 if ended by SIGTERM or SIGINT; 1 if it failed; 2 if the
+Every option is also a variable. Exit codes: 0 if ended by SIGTERM or SIGINT; 1 if it failed; 2 if the \
 command line is invalid";
 
 /// Run a sidecar: primary, or a standby that takes over when the primary dies.

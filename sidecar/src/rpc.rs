@@ -191,6 +191,11 @@ impl BackupClient {
         }
     }
 
+    /// An error with the address alone, where the name stands before it.
+    pub fn at_address(&self, error: &CallError) -> String {
+        error.to_string().replacen(&self.whom(), &(self.0.addresses)().join(" or "), 1)
+    }
+
     /// An error without the words that name the backup again, for a line that begins with its name and address.
     pub fn what_came_back(&self, error: &CallError) -> String {
         if let CallError::OtherNames(others) = error

@@ -23,7 +23,7 @@ Examples:
     tailwind-sidecar backup --group orders --listen [::]:7420 --advertise-ip 10.0.0.7 --fabric tcp \\
       --tls-ca ca.pem --tls-cert backup.pem --tls-key backup.key
 
-Every option is also a variable. Exit codes: 0 if ended by SIGTERM, SIGINT or SIGPWR with everything on
+Every option is also a variable. Exit codes: 0 if ended by SIGTERM, SIGINT or SIGPWR with everything on \
 disk; 1 if it failed; 2 if the command line is invalid";
 
 /// Lend memory to a group's log, and keep its closed segments on disk

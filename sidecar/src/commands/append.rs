@@ -49,7 +49,7 @@ Examples:
   Resume after 1000 lines, through failovers:
     tailwind-sidecar append --file orders.txt --skip 1000 --reconnect
 
-Exit codes: 0 if every record is acknowledged; 1 if not: standard error says how far it came and how to
+Exit codes: 0 if every record is acknowledged; 1 if not: standard error says how far it came and how to \
 resume; 2 if the command line is invalid";
 
 /// Append records from a file or from standard input.

@@ -56,7 +56,7 @@ fn trimmed(first: Lsn, below: Lsn) -> String {
         Ordering::Greater => format!("LSN {first} to {last} stay"),
     };
     format!(
-        "the log begins at LSN {first}. {kept}: a segment goes as a whole, once it is closed, all of it is below the trim, and a \
+        "the log begins at LSN {first}; {kept}: a segment goes as a whole, once it is closed, all of it is below the trim, and a \
          later one is closed as well. Trim again then"
     )
 }
@@ -87,8 +87,8 @@ mod tests {
         assert_eq!(trimmed(Lsn(7), Lsn(7)), "the log begins at LSN 7");
         assert_eq!(trimmed(Lsn(9), Lsn(7)), "the log begins at LSN 9", "it was trimmed further before");
         let kept = trimmed(Lsn(1), Lsn(7));
-        assert!(kept.starts_with("the log begins at LSN 1. LSN 1 to 6 stay: a segment goes as a whole"), "{kept}");
+        assert!(kept.starts_with("the log begins at LSN 1; LSN 1 to 6 stay: a segment goes as a whole"), "{kept}");
         assert!(kept.ends_with("Trim again then"), "{kept}");
-        assert!(trimmed(Lsn(6), Lsn(7)).contains(". LSN 6 stays: "));
+        assert!(trimmed(Lsn(6), Lsn(7)).contains("; LSN 6 stays: "));
     }
 }

@@ -111,7 +111,7 @@ Examples:
   Ten records from LSN 4711 on, with their LSNs:
     tailwind-sidecar read --from 4711 --limit 10 --print-lsn
 
-Exit codes: 0 if everything has been written, or the output is closed; 1 if something failed; 2 if the
+Exit codes: 0 if everything has been written, or the output is closed; 1 if something failed; 2 if the \
 command line is invalid";
 
 /// Write the log's acknowledged records to standard output.

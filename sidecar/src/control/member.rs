@@ -106,7 +106,8 @@ impl MemberLink {
     pub async fn fence(&self, newest: Epoch) -> Result<Inventory, Failure> {
         let fenced = self.client.fence(&self.fence, newest, self.timeout).await;
         let inventory = fenced.map_err(|error| match error {
-            FenceError::Call(error) => failure(error),
+            FenceError::Call(CallError::Refused(refusal)) => refusal.into(),
+            FenceError::Call(error) => Failure::Unreachable(self.client.at_address(&error)),
             FenceError::Unbelievable(why) => Failure::from(why),
         })?;
         if inventory.member != self.member.id {

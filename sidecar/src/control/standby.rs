@@ -145,7 +145,8 @@ impl Shell<'_> {
                     let context = Arc::clone(context);
                     let client = context.backup(&member.id, Some(&member.control));
                     self.asked.spawn(async move {
-                        let answer = client.answers(silence).await.map_err(|error| error.to_string());
+                        let answer = client.answers(silence).await;
+                        let answer = answer.map_err(|error| format!("{} ({})", member.id, client.at_address(&error)));
                         let answer = answer.and_then(|()| context.misfit(&client).map_or(Ok(()), Err));
                         Input::MemberAnswered(round, member.id, answer)
                     });

@@ -356,6 +356,7 @@ async fn what_came_back_does_not_repeat_the_address() {
         let client = of_member("b0", vec![address]);
         let error = client.call::<_, Empty>("/do", &Empty {}, Duration::from_millis(50)).await.unwrap_err();
         assert_eq!(client.what_came_back(&error), words);
+        assert!(!client.at_address(&error).contains("b0"), "{error}");
     }
 }
 
