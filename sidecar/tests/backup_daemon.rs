@@ -1056,28 +1056,30 @@ fn impossible_options_are_explained_at_start() {
     let mut daemon = Daemon::started(&[]);
     let other = tempfile::tempdir().unwrap();
     let (pool, flush) = (other.path().join("pool"), other.path().join("flush"));
-    let says = |pool: &std::path::Path, flush: &std::path::Path, arguments: &[&str], words: &[&str]| {
-        let said = daemon.refuses(pool, flush, arguments);
+    let says = |pool: &std::path::Path, flush: &std::path::Path, arguments: &[&str], expected: i32, words: &[&str]| {
+        let (code, said) = daemon.refuses(pool, flush, arguments);
+        assert_eq!(code, expected, "{said}");
         for word in words {
             assert!(said.contains(word), "{word:?} is not in:\n{said}");
         }
     };
-    says(&daemon.pool(), &flush, &[], &["is in use by another backup daemon", "--pool"]);
+    says(&daemon.pool(), &flush, &[], 1, &["is in use by another backup daemon", "--pool"]);
     let _ = fs::remove_dir_all(&flush);
-    says(&pool, &daemon.flush_dir(), &[], &["is in use by another backup daemon", "--flush-dir"]);
+    says(&pool, &daemon.flush_dir(), &[], 1, &["is in use by another backup daemon", "--flush-dir"]);
     let control = daemon.control();
-    says(&pool, &flush, &["--listen", &control], &["the port is in use"]);
-    says(&pool, &flush, &["--listen", "0.0.0.0:0"], &["without TLS", "--tls-ca"]);
-    says(&pool, &flush, &["--fabric", "tcp", "--data-listen", "0.0.0.0:0"], &["without TLS"]);
+    says(&pool, &flush, &["--listen", &control], 1, &["the port is in use"]);
+    says(&pool, &flush, &["--listen", "0.0.0.0:0"], 2, &["without TLS", "--tls-ca"]);
+    says(&pool, &flush, &["--fabric", "tcp", "--data-listen", "0.0.0.0:0"], 2, &["without TLS"]);
     let _ = fs::remove_dir_all(&flush);
     let _ = fs::remove_dir_all(&pool);
-    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], &["no buffer could be lent"]);
-    says(&pool, std::path::Path::new("/proc/nowhere"), &[], &["flush folder /proc/nowhere"]);
-    says(&other.path().join("a/b"), &flush, &[], &["pool folder", "--pool"]);
+    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], 2, &["no buffer could be lent"]);
+    says(&pool, std::path::Path::new("/proc/nowhere"), &[], 1, &["flush folder /proc/nowhere"]);
+    says(&other.path().join("a/b"), &flush, &[], 1, &["pool folder", "--pool"]);
 
     daemon.terminate(Signal::INT);
     let says = |arguments: &[&str], words: &[&str]| {
-        let said = daemon.refuses(&daemon.pool(), &daemon.flush_dir(), arguments);
+        let (code, said) = daemon.refuses(&daemon.pool(), &daemon.flush_dir(), arguments);
+        assert_eq!(code, 1, "{said}");
         for word in words {
             assert!(said.contains(word), "{word:?} is not in:\n{said}");
         }

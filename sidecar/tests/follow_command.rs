@@ -295,7 +295,7 @@ fn a_missing_sidecar_is_named_with_its_socket() {
         assert!(ended.errors.contains(words), "`{words}` is not in:\n{}", ended.errors);
     }
     let ended = run(&["follow", "--framing", "length", "--print-lsn", "--socket", "/nonexistent/a.sock"]);
-    assert!(ended.code == Some(1) && ended.errors.contains("--print-lsn goes with"), "{ended:?}");
+    assert!(ended.code == Some(2) && ended.errors.contains("--print-lsn goes with"), "{ended:?}");
     let help = run(&["follow", "--help"]);
     assert!(help.out.contains("Exit codes: 0 once the sidecar is primary"), "{}", help.out);
 }
