@@ -47,7 +47,7 @@ fn any_address_needs_an_address_to_advertise() {
     let listen = format!("[::]:{port}");
     let mut silent = with_options(&group.sidecar_command(1), [("--listen", listen.as_str())]);
     let ended = run_to_end(&mut silent).unwrap();
-    assert!(ended.code == Some(1) && ended.errors.contains("--advertise-ip"), "{ended:?}");
+    assert!(ended.code == Some(2) && ended.errors.contains("--advertise-ip"), "{ended:?}");
     let bare = format!("fd00::1:{port}");
     let ended = run_to_end(&mut with_options(&silent, [("--advertise", bare.as_str())])).unwrap();
     assert!(ended.code == Some(2) && ended.errors.contains("an IPv6 address needs brackets"), "{ended:?}");
