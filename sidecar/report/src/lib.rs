@@ -1,7 +1,7 @@
 //! What sidecars and backups say about themselves: a [`report`], their [`readiness`], and their roles.
 //!
-//! Written by sidecars and backups; read by the operator, and by people's commands. Knows nobody, so that whoever only wants to
-//! read a report needs neither Kubernetes' types nor the protocol.
+//! Written by sidecars and backups; read by the operator, and by people's commands. Knows nobody, so that a program
+//! that only reads reports needs neither Kubernetes' types nor the protocol.
 
 pub mod readiness;
 pub mod report;
