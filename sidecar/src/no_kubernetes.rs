@@ -10,10 +10,10 @@ use tailwind_protocol::ids::{GroupName, LogId};
 use crate::store::Joined;
 
 /// Where a group is, which cannot be said here.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct GroupPath {
     /// No group has one.
-    pub name: &'static GroupName,
+    pub name: GroupName,
     never: Infallible,
 }
 
