@@ -41,15 +41,14 @@ report() {
 
 # suite PART...: in one machine.
 suite() {
-    take contract
+    take fabric
     take processes
-    take verbs
     strip --strip-debug -o "$work/tailwind-sidecar" "$(built debug)/tailwind-sidecar"
     printf '#!/bin/sh\nTAILWIND_ROUNDS=%s TAILWIND_SEED=%s exec suite %s\n' "$rounds" "${TAILWIND_SEED:-$(date +%s)}" "$*" \
         >"$work/script"
     cat "$work/script"
     SMP=2 MEM_MB=3584 HUGEPAGES=160 TIMEOUT_S=$((600 + 120 * rounds)) \
-        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,verbs,processes} e2e/rdma/suite
+        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,fabric,processes} e2e/rdma/suite
 }
 
 machines() {

@@ -12,7 +12,8 @@ use tailwind_crds::names::{FINALIZER, SIDECAR_CONTAINER};
 use tailwind_crds::{LogStatus, ReplicaGroup};
 use tailwind_report::Positions;
 use tailwind_report::readiness::Unready;
-use tailwind_report::report::{BackupReport, SidecarReport};
+use tailwind_report::report::BackupReport;
+use tailwind_report::sidecar::SidecarReport;
 
 use crate::objects::Owned;
 use crate::options::Settings;

@@ -25,7 +25,8 @@ use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use tailwind_crds::names::{BACKUP_CONTAINER, PORT_BACKUP_PROBES, PORT_SIDECAR_PROBES};
 use tailwind_report::readiness::Unready;
-use tailwind_report::report::{self, BackupReport, SidecarReport};
+use tailwind_report::report::{self, BackupReport};
+use tailwind_report::sidecar::{ROWS_MAX, SidecarReport};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -117,6 +118,13 @@ impl Prober {
             report.waiting.iter_mut().for_each(|waiting| waiting.why = cut(&waiting.why, WAIT_CHARS_MAX));
             report.appends_wait.iter_mut().for_each(|wait| wait.why = cut(&wait.why, WAIT_CHARS_MAX));
             report.follow.iter_mut().for_each(|follow| follow.from = cut(&follow.from, NAME_CHARS_MAX));
+            let why_not = report.takeover.iter_mut().filter_map(|takeover| takeover.why_not.as_mut());
+            why_not.for_each(|why| *why = cut(why, REASON_CHARS_MAX));
+            report.members.truncate(ROWS_MAX);
+            for member in &mut report.members {
+                member.name = cut(&member.name, NAME_CHARS_MAX);
+                member.why.iter_mut().for_each(|why| *why = cut(why, REASON_CHARS_MAX));
+            }
             report.role = cut(&report.role, NAME_CHARS_MAX);
         }
         reports
@@ -345,8 +353,8 @@ mod tests {
             (page(&sound[..sound.len() - 1]), "malformed: EOF"),
             (page(sound).replace("\r\n\r\n", "0\r\n\r\n"), "cut off: "),
             (page(&format!("{sound}{}", " ".repeat(BODY_BYTES_MAX))), "cut off: length limit exceeded"),
-            (other(":1,", ":0,"), "version 0, and the operator reads version 1"),
-            (other(":1,", ":2,"), "version 2, and the operator reads version 1"),
+            (other(":1,", ":0,"), "version 0, and this program reads version 1"),
+            (other(":1,", ":2,"), "version 2, and this program reads version 1"),
             (other("\"b\"", "\"c\""), "from c of group orders"),
             (other("orders", "other"), "from b of group other"),
             (String::new(), "no answer: "),

@@ -17,6 +17,10 @@ pub enum Exit {
     Failure = 1,
     /// The command line or a variable is wrong: nothing was done
     Usage = 2,
+    /// status --check: the log can be appended to, and something is missing (DEGRADED)
+    Degraded = 3,
+    /// status --check: appends wait, or there is no primary (WAITING)
+    Waiting = 4,
 }
 
 impl Exit {
@@ -97,7 +101,7 @@ mod tests {
     #[test]
     fn every_code_is_described() {
         let codes: Vec<u8> = Exit::value_variants().iter().map(|exit| exit.code()).collect();
-        assert_eq!(codes, [0, 1, 2]);
+        assert_eq!(codes, [0, 1, 2, 3, 4]);
         for exit in Exit::value_variants() {
             assert!(exit.to_possible_value().is_some_and(|value| value.get_help().is_some()), "{exit:?}");
         }

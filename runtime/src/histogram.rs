@@ -51,6 +51,27 @@ impl HistogramSnapshot {
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
+
+    /// What has been counted since an earlier moment.
+    #[must_use]
+    pub fn since(&self, earlier: &HistogramSnapshot) -> HistogramSnapshot {
+        HistogramSnapshot {
+            counts: std::array::from_fn(|bucket| self.counts[bucket].saturating_sub(earlier.counts[bucket])),
+            sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
+        }
+    }
+
+    /// A time that this share of the things took at most: the end of a bucket. `None` if nothing was counted. What took longer
+    /// than the last bucket is told as twice its end.
+    pub fn quantile(&self, share: f64) -> Option<Duration> {
+        let rank = (self.count() as f64 * share).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        let bucket = self.counts.iter().position(|count| {
+            seen += count;
+            seen >= rank
+        })?;
+        Some(Duration::from_micros(1 << bucket))
+    }
 }
 
 impl EncodeMetric for HistogramSnapshot {
@@ -89,6 +110,22 @@ mod tests {
         let mut expected = [0; BUCKETS + 1];
         (expected[0], expected[1], expected[2], expected[23], expected[24]) = (3, 4, 8, 16, 96);
         assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn quantiles_are_the_ends_of_buckets() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.snapshot().quantile(0.5), None);
+        let us = Duration::from_micros;
+        histogram.observe(us(3), 98);
+        let before = histogram.snapshot();
+        histogram.observe(us(100), 1);
+        histogram.observe(us(5000), 1);
+        let all = histogram.snapshot();
+        let quantiles = |of: &HistogramSnapshot| [0.0, 0.5, 0.98, 0.99, 1.0].map(|share| of.quantile(share).unwrap());
+        assert_eq!(quantiles(&all), [us(4), us(4), us(4), us(128), us(8192)]);
+        assert_eq!(quantiles(&all.since(&before)), [us(128), us(128), us(8192), us(8192), us(8192)]);
+        assert_eq!(all.since(&all).quantile(0.5), None);
     }
 
     #[test]

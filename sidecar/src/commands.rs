@@ -15,6 +15,8 @@ pub mod read;
 pub mod scan;
 pub mod status;
 pub mod target;
+#[cfg(feature = "top")]
+pub mod top;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -41,8 +43,11 @@ pub enum PeopleCommand {
     Barrier(ask::BarrierOptions),
     /// Bring everything that was appended so far to the disk of every member
     Sync(ask::SyncOptions),
-    /// Show the status of a sidecar and its group
+    /// Show whether the log is safe, and the group as a sidecar knows it
     Status(status::StatusOptions),
+    /// Watch a group on the whole terminal: members, log, rates, and what happens
+    #[cfg(feature = "top")]
+    Top(top::TopOptions),
     /// Check whether RDMA works on this host, with advice if it does not
     Doctor(doctor::DoctorOptions),
     /// Show what the files or folders of a backup hold; needs no running process of the group
@@ -54,21 +59,24 @@ pub enum PeopleCommand {
 impl PeopleCommand {
     /// Runs the command; says on standard error what went wrong.
     pub fn run(&self) -> ExitCode {
+        let done = |()| Exit::Success;
         let (name, result) = match self {
-            PeopleCommand::Append(options) => ("append", append::run(options)),
-            PeopleCommand::Read(options) => ("read", read::read(options)),
-            PeopleCommand::Tail(options) => ("tail", read::tail(options)),
-            PeopleCommand::Follow(options) => ("follow", follow::run(options)),
-            PeopleCommand::Trim(options) => ("trim", ask::trim(options)),
-            PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options)),
-            PeopleCommand::Sync(options) => ("sync", ask::sync(options)),
+            PeopleCommand::Append(options) => ("append", append::run(options).map(done)),
+            PeopleCommand::Read(options) => ("read", read::read(options).map(done)),
+            PeopleCommand::Tail(options) => ("tail", read::tail(options).map(done)),
+            PeopleCommand::Follow(options) => ("follow", follow::run(options).map(done)),
+            PeopleCommand::Trim(options) => ("trim", ask::trim(options).map(done)),
+            PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options).map(done)),
+            PeopleCommand::Sync(options) => ("sync", ask::sync(options).map(done)),
             PeopleCommand::Status(options) => ("status", status::run(options)),
-            PeopleCommand::Doctor(options) => ("doctor", doctor::run(options)),
-            PeopleCommand::Scan(options) => ("scan", scan::run(options)),
-            PeopleCommand::Quarantine(options) => ("quarantine", quarantine::run(options)),
+            #[cfg(feature = "top")]
+            PeopleCommand::Top(options) => ("top", top::run(options).map(done)),
+            PeopleCommand::Doctor(options) => ("doctor", doctor::run(options).map(done)),
+            PeopleCommand::Scan(options) => ("scan", scan::run(options).map(done)),
+            PeopleCommand::Quarantine(options) => ("quarantine", quarantine::run(options).map(done)),
         };
         match result {
-            Ok(()) => Exit::Success.into(),
+            Ok(exit) => exit.into(),
             // The reader closed our output, as `head` does: not a failure.
             Err(error) if is_closed_pipe(&error) => Exit::Success.into(),
             Err(error) => {
@@ -118,7 +126,7 @@ mod tests {
         for command in ["append", "read", "tail", "follow", "trim", "barrier", "sync"] {
             assert!(options(command).contains(&"wait".to_owned()), "{command}");
         }
-        for command in ["status", "doctor", "scan", "quarantine"] {
+        for command in ["status", "top", "doctor", "scan", "quarantine"] {
             assert!(!options(command).contains(&"wait".to_owned()), "{command}");
         }
     }

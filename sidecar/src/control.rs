@@ -2,7 +2,7 @@
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] executes what the promotion machine wants, [`lead`] and [`seat`] what the primary machine wants, [`member`] speaks
-//! to one backup, [`fit`] asks whether backups can take what this sidecar writes; [`status`], [`waits`], [`follows`] and [`refusals`] tell how it goes. After any failure it goes back to a named
+//! to one backup, [`fit`] asks whether backups can take what this sidecar writes; [`status`], [`waits`], [`follows`], [`refusals`], [`contacts`], [`peers`] and [`rates`] tell how it goes. After any failure it goes back to a named
 //! role and takes the ordinary way again. Clients are served beside the roles: [`reader`] sends them records, from this primary's
 //! [`own`] [`log`] or, by a [`follow`], from what members hold; [`position`] asks the primary how far the log is.
 
@@ -10,6 +10,7 @@ pub mod ahead;
 pub mod alarm;
 pub mod client_stream;
 pub mod configuration;
+pub mod contacts;
 pub mod desired;
 pub mod fit;
 mod follow;
@@ -18,8 +19,10 @@ pub mod lead;
 pub mod log;
 pub mod member;
 mod own;
+pub mod peers;
 pub mod position;
 pub mod promote;
+pub mod rates;
 pub mod reader;
 mod readiness;
 pub mod refusals;
@@ -39,7 +42,6 @@ use tailwind_fabric::{Reader, Sender};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{GroupName, Lsn, MemberId};
 use tailwind_protocol::layout::SegmentSize;
-use tailwind_protocol::primary::Output;
 use tailwind_protocol::rpc::{PullSource, SOURCE_ADDRESSES_MAX};
 use tailwind_protocol::socket::Role;
 use tailwind_report::readiness::WaitsFor;
@@ -48,15 +50,18 @@ use tokio::task::JoinSet;
 
 use crate::access::Access;
 use crate::kubernetes::PrimaryAddress;
-use crate::path::{ClientRequest, Command, ControlReceivers, Counters, Waker};
+use crate::path::{ClientRequest, Command, ControlReceivers, Counters, FromTerm, Waker};
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
+use contacts::Contacts;
 use desired::{DesiredState, READS_DISABLED};
 use fit::FitCheck;
 use follows::Follows;
 use log::LogView;
+use peers::Peers;
 use position::PrimaryClient;
+use rates::Rates;
 use refusals::Refusals;
 use times::PromotionTimes;
 use waits::Waits;
@@ -107,6 +112,12 @@ pub struct Context {
     pub waits: Waits,
     /// Which members lend no buffer.
     pub refusals: Refusals,
+    /// Which backups are lost, or do not answer.
+    pub contacts: Contacts,
+    /// The group's other sidecars.
+    pub peers: Peers,
+    /// How fast records are appended.
+    pub rates: Rates,
     /// How long failovers have taken.
     pub times: PromotionTimes,
 }
@@ -211,10 +222,14 @@ pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::
     tokio::select! {
         end = roles => end,
         () = serve_clients(&context, requests) => Err(anyhow::anyhow!("the append path has ended")),
+        // What is told of the group beside what the roles know.
+        never = contacts::watch(&context) => match never {},
+        never = peers::tell(&context) => match never {},
+        never = context.rates.watch(&context.shared) => match never {},
     }
 }
 
-async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output>) -> anyhow::Result<()> {
+async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTerm>) -> anyhow::Result<()> {
     let mut pause = Duration::ZERO;
     // A promotion that is disturbed is still part of the same failover.
     let mut missed: Option<Instant> = None;
@@ -232,7 +247,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
         match outcome {
             promote::Outcome::Won(config, reference) => {
                 if let Some(missed) = missed.take() {
-                    context.times.failover.observe(missed.elapsed(), 1);
+                    context.times.failed_over(missed.elapsed());
                 }
                 let began = Instant::now();
                 let why = lead::lead(context, config, &reference, &mut outputs).await?;

@@ -39,9 +39,9 @@ use tailwind_protocol::socket::{Response, Role};
 
 use batch_memory::BatchMemory;
 use connection::{ClientConnection, Later};
-pub use description::{Description, MemberDescription, PositionsDescription};
+pub use description::{Description, LeadingDescription, MemberDescription};
 pub use messages::{
-    COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, ReadKind,
+    COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, FromTerm, ReadKind,
     control_channels,
 };
 pub use options::{Allowed, Options};
@@ -261,11 +261,15 @@ impl Path {
         let RoleState::Leading(replicator) = &mut self.state else { return };
         let mut over = false;
         // What finds no room now stays with the replicator until a later turn.
+        let room = self.control.outputs.capacity();
+        for (seat, why) in replicator.failed.drain(..room.min(replicator.failed.len())) {
+            drop(self.control.outputs.try_send(FromTerm::ChannelFailed(seat, why)));
+        }
         let room = self.control.outputs.capacity().min(replicator.outputs.len());
         for output in replicator.outputs.drain(..room) {
             over |= matches!(output, Output::StepDown(_));
             // Control is gone only when the process ends.
-            drop(self.control.outputs.try_send(output));
+            drop(self.control.outputs.try_send(FromTerm::Do(output)));
         }
         if over {
             self.wait(Role::Recovering, self.epoch, String::new());

@@ -203,11 +203,18 @@ impl BackupClient {
         {
             return format!("the backup there is named {found}");
         }
-        let (text, whom) = (error.to_string(), self.whom());
-        let without = |prefix: &str| text.strip_prefix(prefix)?.strip_prefix(": ");
+        self.without_name(&error.to_string())
+    }
+
+    /// A text of this client's without the words at its beginning that name the other side.
+    pub fn without_name(&self, text: &str) -> String {
+        let without = |prefix: &str| {
+            let rest = text.strip_prefix(prefix)?;
+            rest.strip_prefix(": ").or_else(|| rest.strip_prefix(' '))
+        };
         let addresses = (self.0.addresses)();
-        let known = addresses.iter().map(|address| format!("connect to {address}")).chain([whom]);
-        known.into_iter().find_map(|prefix| without(&prefix)).unwrap_or(&text).to_owned()
+        let known = addresses.iter().map(|address| format!("connect to {address}")).chain([self.whom()]);
+        known.into_iter().find_map(|prefix| without(&prefix)).unwrap_or(text).to_owned()
     }
 
     /// What the backup said of itself in its last answer. `None` before it has answered, or if it says nothing of the kind.

@@ -12,17 +12,20 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
+use serde::de::DeserializeOwned;
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::HEARTBEAT;
 use tailwind_protocol::rpc::path::{HEARTBEATS, POSITION};
-use tailwind_protocol::rpc::{PositionReply, PositionRequest, Refusal};
+use tailwind_protocol::rpc::{Empty, PositionReply, PositionRequest, Refusal};
 use tailwind_protocol::socket::Role;
+use tailwind_report::peer::{self, PeerNote};
 use tailwind_report::report;
+use tailwind_report::sidecar::SidecarReport;
 use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
@@ -30,10 +33,13 @@ use tailwind_runtime::{ensure_usage, usage};
 use tokio::sync::watch;
 
 use crate::access::Access;
+use crate::control::contacts::Contacts;
 use crate::control::desired::{DesiredState, READS_DISABLED};
 use crate::control::follows::Follows;
 use crate::control::log::LogView;
+use crate::control::peers::Peers;
 use crate::control::position::{self, PrimaryClient};
+use crate::control::rates::Rates;
 use crate::control::refusals::Refusals;
 use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
@@ -50,7 +56,7 @@ use crate::tls::PeerRole;
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
 const SOCKET_PATH_MAX: usize = 107;
 /// What readers may ask a sidecar for, beside what anybody may.
-const RIGHTS: Rights = Rights { readers: &[POSITION], backups: &[] };
+const RIGHTS: Rights = Rights { readers: &[POSITION, peer::PATH], backups: &[] };
 /// Instead of a page, while nobody turns the append path.
 const HANGS: &str = "the append path hangs\n";
 
@@ -197,6 +203,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         follows: Follows::new().context("draw a random number")?,
         waits: Waits::default(),
         refusals: Refusals::default(),
+        contacts: Contacts::default(),
+        peers: Peers::default(),
+        rates: Rates::default(),
         times: PromotionTimes::default(),
         group: group.clone(),
     });
@@ -311,6 +320,7 @@ fn router(context: &Arc<Context>, interval: Duration) -> Router {
     Router::new()
         .route(HEARTBEATS, heartbeats)
         .route(POSITION, post(answer_position))
+        .route(peer::PATH, post(take_note))
         .route("/status", get(status_page))
         .with_state(Arc::clone(context))
         .merge(probes(context))
@@ -343,13 +353,27 @@ fn heartbeats(context: Arc<Context>, interval: Duration) -> axum::body::Body {
 }
 
 async fn answer_position(State(context): State<Arc<Context>>, body: Bytes) -> Result<Json<PositionReply>, Response> {
-    let refuse = |refusal: Refusal| {
-        let code = StatusCode::from_u16(refusal.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (code, Json(refusal)).into_response()
-    };
-    let request: PositionRequest =
-        serde_json::from_slice(&body).map_err(|error| refuse(Refusal::BadRequest { why: error.to_string() }))?;
+    let request: PositionRequest = parse(&body).map_err(refuse)?;
     position::answer(&context, &request).await.map(Json).map_err(refuse)
+}
+
+async fn take_note(
+    State(context): State<Arc<Context>>,
+    caller: Option<Extension<PeerRole>>,
+    body: Bytes,
+) -> Result<Json<Empty>, Response> {
+    let note: PeerNote = parse(&body).map_err(refuse)?;
+    let reads_only = caller.is_some_and(|Extension(role)| role == PeerRole::Reader);
+    context.peers.hear(note, context.group.as_str(), reads_only).map(|()| Json(Empty {})).map_err(refuse)
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(body).map_err(|error| Refusal::BadRequest { why: error.to_string() })
+}
+
+fn refuse(refusal: Refusal) -> Response {
+    let code = StatusCode::from_u16(refusal.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (code, Json(refusal)).into_response()
 }
 
 async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
@@ -387,10 +411,12 @@ async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse 
     status::metrics(&context).await
 }
 
+/// For the operator, and for anybody: without addresses.
 async fn report_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    status::report(&context).await.map(Json).ok_or((StatusCode::SERVICE_UNAVAILABLE, HANGS))
+    let report = status::report(&context).await.map(|report| report.map(SidecarReport::without_addresses));
+    report.map(Json).ok_or((StatusCode::SERVICE_UNAVAILABLE, HANGS))
 }
 
 async fn status_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], status::json(&context).await)
+    status::report(&context).await.map(Json).ok_or((StatusCode::SERVICE_UNAVAILABLE, HANGS))
 }

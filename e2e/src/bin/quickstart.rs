@@ -1,15 +1,20 @@
 //! The main job, shown: a file's lines through a primary that is killed, a standby that takes over, a backup that dies and
 //! a spare that fills its place; then everything is read back and compared.
 //!
-//! Started by the `quickstart` script, which builds first.
+//! Started by the `quickstart` script, which builds first. On a terminal the group is drawn while that happens, as `tailwind-sidecar
+//! top` draws it; elsewhere lines say what happens. The report at the end is the same.
 #![allow(clippy::print_stdout, reason = "a program that reports to people")]
 
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::process::{Signal, kill_current_process_group};
 use tailwind_e2e::processes::{
     app::App,
     checker::compare,
@@ -17,6 +22,10 @@ use tailwind_e2e::processes::{
     process::program,
 };
 use tailwind_e2e::workload::{Input, percentile};
+use tailwind_report::rows::Tone;
+use tailwind_screen::model::Progress;
+use tailwind_screen::show::{self, End};
+use tailwind_screen::terminal::{self, Screen, Wish};
 
 /// Kill a primary and a backup in mid-stream, and lose nothing.
 #[derive(Parser)]
@@ -41,6 +50,9 @@ struct Options {
     /// Emulated machines are slow and want seconds
     #[arg(long)]
     silence_ms: Option<u64>,
+    /// Say in lines what happens, also on a terminal that could show the group
+    #[arg(long)]
+    plain: bool,
     /// Folder in memory for the backups' buffers
     #[arg(long, default_value = "/dev/shm")]
     memory: PathBuf,
@@ -48,6 +60,8 @@ struct Options {
 
 /// Records in flight: enough to keep the pipe full, few enough for latencies to mean something.
 const WINDOW: u64 = 2048;
+/// Between two rounds of questions to the sidecars, for the screen: a failover takes less than a second.
+const SCREEN_INTERVAL: Duration = Duration::from_millis(100);
 /// Of so many records one is appended alone, for the latency that a waiting app sees.
 const ONE_BY_ONE_IN: u64 = 50;
 
@@ -62,7 +76,7 @@ impl Input for Lines {
 }
 
 fn main() -> Result<()> {
-    let Options { file, records, fabric, backups, program: given, silence_ms, memory } = Options::parse();
+    let Options { file, records, fabric, backups, program: given, silence_ms, plain, memory } = Options::parse();
     let bytes = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
     let mut lines: Vec<Vec<u8>> = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
     lines.pop_if(|last| last.is_empty());
@@ -93,10 +107,10 @@ fn main() -> Result<()> {
     let mut group = Group::start(setup)?;
     group.wait("every backup to be in the set", |group| group.members().len() == copies)?;
 
-    let progress = progress_bar(total, "append");
+    let show = Show::begin(&group, plain, total);
     let started = Instant::now();
     let mut app = App::new(&input, 1);
-    app.append_until(&group, one_by_one_count, |acked| progress.set_position(acked))?;
+    app.append_until(&group, one_by_one_count, |acked| show.progress(acked))?;
     let mut one_by_one = std::mem::take(&mut app.progress.latencies);
 
     // Before anything is killed: what the path can do.
@@ -104,32 +118,31 @@ fn main() -> Result<()> {
     let pipelined = one_by_one_count + (total - one_by_one_count) * 2 / 5;
     let cpu_before = group.cpu_of_backups();
     let streaming = Instant::now();
-    app.append_until(&group, pipelined, |acked| progress.set_position(acked))?;
+    app.append_until(&group, pipelined, |acked| show.progress(acked))?;
     let rate = (pipelined - one_by_one_count) as f64 / streaming.elapsed().as_secs_f64();
     let streamed = streaming.elapsed();
     let cpu = group.cpu_of_backups().saturating_sub(cpu_before);
     let mut latencies = app.progress.latencies.clone();
 
-    progress.suspend(|| println!("killing the primary (SIGKILL) after record {}", app.progress.acked));
+    show.tell(Tone::Passing, format!("killing the primary (SIGKILL) after record {}", app.progress.acked));
     let killed = Instant::now();
     group.kill_sidecar(0)?;
     let next = app.progress.acked + 1;
-    app.append_until(&group, next, |acked| progress.set_position(acked))?;
+    app.append_until(&group, next, |acked| show.progress(acked))?;
     let failover = killed.elapsed();
-    progress.suspend(|| println!("the standby took over: first ack after {failover:.1?}"));
+    show.tell(Tone::Well, format!("the standby took over: first ack after {failover:.1?}"));
     let second = pipelined + (total - one_by_one_count) * 3 / 10;
-    app.append_until(&group, second, |acked| progress.set_position(acked))?;
+    app.append_until(&group, second, |acked| show.progress(acked))?;
 
     let victim = group.members().first().cloned().context("a member to kill")?;
     let index = group.backup_named(&victim).context("a backup of that name")?;
-    progress.suspend(|| println!("killing {victim} (SIGKILL) after record {}", app.progress.acked));
+    show.tell(Tone::Passing, format!("killing {victim} (SIGKILL) after record {}", app.progress.acked));
     let killed = Instant::now();
     group.kill_backup(index)?;
     let next = app.progress.acked + 1;
-    app.append_until(&group, next, |acked| progress.set_position(acked))?;
+    app.append_until(&group, next, |acked| show.progress(acked))?;
     let backup_outage = killed.elapsed();
-    app.append_until(&group, total, |acked| progress.set_position(acked))?;
-    progress.finish_and_clear();
+    app.append_until(&group, total, |acked| show.progress(acked))?;
     let took = started.elapsed();
     // With a single copy no member is left to copy from, and the spare cannot be filled.
     let refilled = group.wait("the spare to be filled", |group| {
@@ -140,6 +153,7 @@ fn main() -> Result<()> {
     let acked = app.progress.acked;
     let found = app.progress.found;
     drop(app);
+    show.end();
     let progress = progress_bar(acked, "read back");
     let reading = Instant::now();
     let primary = group.primary().context("a primary to read from")?;
@@ -176,6 +190,97 @@ fn main() -> Result<()> {
         "the log is not what was acknowledged: {result:?}"
     );
     Ok(())
+}
+
+/// Where the run is shown.
+enum Show {
+    /// Lines, and a bar where there is a terminal.
+    Lines(ProgressBar),
+    /// The group.
+    Screen(Drawing),
+}
+
+/// A thread that draws the group. The screen is left when this is dropped.
+struct Drawing {
+    told: Option<Sender<show::Input>>,
+    thread: Option<JoinHandle<()>>,
+    total: u64,
+    /// When it was told how far the run is.
+    progress: Cell<Instant>,
+}
+
+impl Show {
+    /// On a terminal, unless that cannot be drawn on.
+    fn begin(group: &Group, plain: bool, total: u64) -> Show {
+        let screen = if plain || !terminal::is_usable() { None } else { Screen::enter().ok() };
+        let Some(screen) = screen else { return Show::Lines(progress_bar(total, "append")) };
+        let (told, inputs) = mpsc::channel();
+        let sockets = (0..group.setup().sidecars).map(|index| group.socket(index)).collect();
+        let thread = thread::spawn(move || {
+            // The terminal is as it was after this.
+            match show::show(screen, sockets, SCREEN_INTERVAL, &inputs) {
+                Ok(End::Wish(Wish::Interrupt)) => {
+                    // The script that started this ends as well, and cleans up.
+                    let _ = kill_current_process_group(Signal::INT);
+                    std::process::exit(128 + Signal::INT.as_raw());
+                }
+                Ok(End::Wish(Wish::Signal(signal))) => std::process::exit(128 + signal),
+                // Whoever leaves with `q` gets the report at the end.
+                Ok(End::Wish(Wish::Quit) | End::Done) | Err(_) => {}
+            }
+        });
+        Show::Screen(Drawing { told: Some(told), thread: Some(thread), total, progress: Cell::new(Instant::now()) })
+    }
+
+    fn progress(&self, done: u64) {
+        match self {
+            Show::Lines(bar) => bar.set_position(done),
+            Show::Screen(drawing) => drawing.progress(done),
+        }
+    }
+
+    fn tell(&self, tone: Tone, text: String) {
+        match self {
+            Show::Lines(bar) => bar.suspend(|| println!("{text}")),
+            Show::Screen(drawing) => {
+                if !drawing.tell(show::Input::Event(text.clone(), tone)) {
+                    println!("{text}");
+                }
+            }
+        }
+    }
+
+    /// What was shown is over.
+    fn end(self) {
+        if let Show::Lines(bar) = &self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drawing {
+    /// False if nobody looks any more.
+    fn tell(&self, input: show::Input) -> bool {
+        self.told.as_ref().is_some_and(|told| told.send(input).is_ok())
+    }
+
+    /// Acks come far more often than anybody looks.
+    fn progress(&self, done: u64) {
+        if self.progress.get().elapsed() >= SCREEN_INTERVAL || done >= self.total {
+            self.progress.set(Instant::now());
+            self.tell(show::Input::Progress(Progress { what: "append".to_owned(), done, total: self.total }));
+        }
+    }
+}
+
+impl Drop for Drawing {
+    fn drop(&mut self) {
+        self.told = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            drop(thread.join());
+        }
+    }
 }
 
 /// The same app with a wider window.

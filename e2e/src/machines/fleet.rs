@@ -230,7 +230,7 @@ impl Fleet {
         self.wait(&format!("{count} members"), |fleet| {
             let status = fleet.primary().map(|(_, status)| status).unwrap_or_default();
             let members = status["members"].as_array().cloned().unwrap_or_default();
-            Ok(members.iter().filter(|member| member["state"] == "in set").count() == count)
+            Ok(members.iter().filter(|member| member["state"] == "in-set").count() == count)
         })
     }
 

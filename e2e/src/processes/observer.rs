@@ -84,7 +84,7 @@ impl Observer {
         let Some(primary) = self.primary() else { return Vec::new() };
         let status = self.status(primary);
         let members = status["members"].as_array().cloned().unwrap_or_default();
-        let in_set = members.iter().filter(|member| member["state"] == "in set");
+        let in_set = members.iter().filter(|member| member["state"] == "in-set");
         in_set.filter_map(|member| Some(member["name"].as_str()?.to_owned())).collect()
     }
 }

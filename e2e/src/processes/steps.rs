@@ -33,7 +33,7 @@ pub fn wait_for_standby(group: &Group, index: usize, primary: usize) -> Result<(
     let (role, primary) = ("standby", format!("sidecar{primary}"));
     let knows = |group: &Group| {
         let status = group.status(index);
-        status["role"] == role && status["primary"] == *primary
+        status["role"] == role && status["primary"]["name"] == *primary
     };
     group.wait("a standby that knows its primary", knows).map(|_| ())
 }

@@ -120,7 +120,7 @@ fn the_primary_is_cut_off(cut_off: impl Fn(&mut Fleet, bool)) {
     let primary = format!("sidecar{successor}");
     let steps_down = |fleet: &mut Fleet| {
         let status = fleet.status(1);
-        Ok(status["role"] == "standby" && status["primary"] == *primary)
+        Ok(status["role"] == "standby" && status["primary"]["name"] == *primary)
     };
     fleet.wait("the old primary to be a standby", steps_down).unwrap();
     let end = fleet.finish(&next).unwrap();

@@ -157,7 +157,7 @@ fn check_unchanged(
 
     assert_eq!(inventories(group, &request), before);
     let after = group.status(0);
-    for unchanged in ["role", "epoch", "version", "acked", "members"] {
+    for unchanged in ["role", "epoch", "set_version", "positions", "members"] {
         assert_eq!(after[unchanged], status[unchanged], "{unchanged}");
     }
     let end = append(&mut primary(group).unwrap(), &input, end, 500).unwrap();

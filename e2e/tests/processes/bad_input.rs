@@ -246,7 +246,7 @@ fn excess_clients_are_rejected() {
         let mut status = Command::new(&group.setup().program);
         let output = run_to_end(status.arg("status").arg("--socket").arg(group.socket(0))).unwrap();
         assert!(output.out.contains("sidecar0: primary, epoch 1"), "{output:?}");
-        assert!(output.out.contains("clients    65;"), "{output:?}");
+        assert!(output.out.contains("clients    64;"), "{output:?}");
     }
     clients[63].send(&frame(2, &Request::Append { payload: b"connected clients go on" }));
     assert_eq!(clients[63].receive(), RawResponse::Ack(1));

@@ -37,7 +37,7 @@ with connect(primary) as client:
     assert client.barrier().last == 50_000
     assert client.sync() == 50_000
     status = client.status()
-    assert status["role"] == "primary" and status["acked"] == 50_000
+    assert status["role"] == "primary" and status["positions"]["acked"] == 50_000
 
     refused(TooLarge, lambda: client.append(bytes(client.welcome.record_size_max + 1)))
     assert refused(BeyondEnd, lambda: list(client.read(50_002))).code is ErrorCode.BEYOND_END

@@ -45,7 +45,7 @@ fn blocking_client(fabric: &str) {
     assert_eq!(expected, 50_001);
     assert_eq!(client.barrier().unwrap().last, Lsn(50_000));
     let status: Value = client.status().unwrap().parse().unwrap();
-    assert_eq!((&status["role"], &status["acked"]), (&"primary".into(), &50_000.into()));
+    assert_eq!((&status["role"], &status["positions"]["acked"]), (&"primary".into(), &50_000.into()));
 
     let large = vec![0; client.welcome().limits.record_size_max as usize + 1];
     assert!(matches!(client.append(&large), Err(Error::TooLarge { .. })));
@@ -269,7 +269,7 @@ fn restarted_app_reads_all_of_its_earlier_appends() {
         earlier.submit(format!("in flight {number}").as_bytes()).unwrap();
     }
     earlier.pump().unwrap();
-    group.wait("the appends to be taken", |group| group.status(0)["pending"].as_u64() > Some(0)).unwrap();
+    group.wait("the appends to be taken", |group| group.status(0)["appends"]["pending"].as_u64() > Some(0)).unwrap();
     drop(earlier);
 
     let mut returned = primary(&group).unwrap();
@@ -357,7 +357,7 @@ fn log_larger_than_the_primarys_memory(fabric: &str) {
         }
     }
     assert_eq!(expected, end + 1);
-    let closed = group.status(0)["closed_segments"].as_u64().unwrap();
+    let closed = group.status(0)["segments"]["closed"].as_u64().unwrap();
     assert!(closed >= SEGMENTS, "{closed} segments are not that many");
     group.check_logs(&[]).unwrap();
 }

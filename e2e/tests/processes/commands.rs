@@ -74,7 +74,7 @@ fn appended_records_can_be_read(fabric: &str) {
 
     assert_eq!(output(&group, &["barrier"]), "primary in epoch 1, last acknowledged LSN 5003\n");
     let status: Value = output(&group, &["status", "--json"]).parse().unwrap();
-    assert_eq!((&status["role"], &status["acked"]), (&"primary".into(), &5003.into()));
+    assert_eq!((&status["role"], &status["positions"]["acked"]), (&"primary".into(), &5003.into()));
     let status = output(&group, &["status"]);
     assert!(status.contains("sidecar0: primary, epoch 1") && status.contains("LSN 1 to 5003"), "{status}");
     let trimmed = output(&group, &["trim", "--below", "4000"]);
@@ -100,7 +100,7 @@ fn append_continues_through_a_failover(fabric: &str) {
     let mut append = command(&group, 0, &["append", "--reconnect", "--file", path.to_str().unwrap()]);
     append.arg("--socket").arg(group.socket(1));
     let child = append.stderr(Stdio::piped()).spawn().unwrap();
-    group.wait("some records", |group| group.status(0)["acked"].as_u64() > Some(1000)).unwrap();
+    group.wait("some records", |group| group.status(0)["positions"]["acked"].as_u64() > Some(1000)).unwrap();
     group.kill_sidecar(0).unwrap();
     let ended = child.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&ended.stderr);
@@ -170,7 +170,7 @@ fn standby_names_the_primary() {
     assert_eq!(refused.code, Some(1));
     assert!(refused.errors.contains("sidecar0"), "{}", refused.errors);
     let status = run_to_end(&mut command(&group, 1, &["status"])).unwrap();
-    assert!(status.out.contains("sidecar1: standby, epoch 1; primary is sidecar0"), "{}", status.out);
+    assert!(status.out.contains("\nsidecar    sidecar1: standby, epoch 1\nprimary    sidecar0 at "), "{}", status.out);
     let unreachable =
         run_to_end(Command::new(&group.setup().program).args(["status", "--socket", "/nonexistent/socket"])).unwrap();
     assert_eq!(unreachable.code, Some(1));

@@ -235,8 +235,8 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     assert_eq!(group.members().len(), 2, "both reach the bound together");
     let first = group.wait_for_primary().unwrap();
     let tells = |group: &Group| {
-        let refusals = group.status(first)["refusals"].clone();
-        let why = |nth: usize| refusals[nth]["why"].as_str().unwrap_or_default().contains("--flush-bytes");
+        let members = group.status(first)["members"].clone();
+        let why = |nth: usize| members[nth]["why"].as_str().unwrap_or_default().contains("--flush-bytes");
         why(0) && why(1)
     };
     group.wait("the primary to tell why appends wait", tells).unwrap();

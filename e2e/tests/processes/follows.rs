@@ -56,14 +56,14 @@ fn standby_follows_as_the_log_grows(fabric: &str) {
         end = append(&mut app, &input, end, 1).unwrap();
         follower.wait_for(end).unwrap();
     }
-    group.wait("a lag that is known", |group| follow_status(group, 1)["lagMs"].is_u64()).unwrap();
+    group.wait("a lag that is known", |group| follow_status(group, 1)["lag_ms"].is_u64()).unwrap();
     let status = follow_status(&group, 1);
     assert_eq!(status["stale"], false, "{status}");
     let metrics = metrics(&group, 1);
     assert!(metrics.contains("tailwind_followers{") && metrics.contains("tailwind_follow_lag_seconds{"), "{metrics}");
     let seen = follower.finish().unwrap();
     assert_eq!((seen.last, seen.turns), (end, 0));
-    group.wait("the follower to be gone", |group| group.status(1)["followers"] == 0).unwrap();
+    group.wait("the follower to be gone", |group| group.status(1)["clients"]["followers"] == 0).unwrap();
     check_whole(&group, &input, end).unwrap();
     group.check_logs(&[]).unwrap();
 }
@@ -166,7 +166,9 @@ fn a_reader_follows_and_takes_no_appends(fabric: &str) {
     let setup = test.setup_with_default_timeouts(fabric).unwrap();
     let mut group = test.start_group(Setup { sidecars: 3, readers: 1, ..setup }).unwrap();
     let input = test.input();
-    group.wait("the reader to know the primary", |group| group.status(READER)["primary"] == "sidecar0").unwrap();
+    group
+        .wait("the reader to know the primary", |group| group.status(READER)["primary"]["name"] == "sidecar0")
+        .unwrap();
     let ready = http::get(group.port(Process::Sidecar(READER)), "/readyz").unwrap();
     assert_eq!((ready.status, ready.body.starts_with(b"reader")), (200, true));
 
@@ -343,7 +345,7 @@ fn follows_are_bounded_and_can_be_stopped(fabric: &str) {
     assert!(matches!(refused, Err(Error::Retry { code: ErrorCode::Busy, .. })), "{refused:?}");
     let next = follows.pop().unwrap().stop().unwrap();
     assert!(next <= Lsn(end + 1));
-    group.wait("a place to be free", |group| group.status(1)["followers"] == FOLLOWS_MAX - 1).unwrap();
+    group.wait("a place to be free", |group| group.status(1)["clients"]["followers"] == FOLLOWS_MAX - 1).unwrap();
     assert_eq!(records(&mut late, &input, 1, 0), end, "the connection that was refused goes on");
     drop(follows);
     // Stopped before anything else of the connection is answered; and it goes on.
@@ -351,7 +353,7 @@ fn follows_are_bounded_and_can_be_stopped(fabric: &str) {
         assert_eq!(records(client, &input, 1, 0), end);
     }
     drop(clients);
-    group.wait("all places to be free", |group| group.status(1)["followers"] == 0).unwrap();
+    group.wait("all places to be free", |group| group.status(1)["clients"]["followers"] == 0).unwrap();
     group.check_logs(&[]).unwrap();
 }
 

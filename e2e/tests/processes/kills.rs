@@ -181,7 +181,7 @@ fn replaced_backup_joins_under_load(fabric: &str) {
     let setup = test.setup(fabric).unwrap();
     let mut fixture = Fixture::start_with(test, Setup { backups: 3, segment_size: "1MiB".to_owned(), ..setup });
     let primary = fixture.group.wait_for_primary().unwrap();
-    let version = |group: &Group| group.status(primary)["version"].as_u64();
+    let version = |group: &Group| group.status(primary)["set_version"].as_u64();
     let mark = Cell::new(fixture.app.go_on(LOAD));
     for _ in 0..rounds(2) {
         let victim = fixture.members()[0];

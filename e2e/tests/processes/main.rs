@@ -22,3 +22,4 @@ mod pulls;
 mod readme;
 mod ring;
 mod silent_connections;
+mod status;

@@ -16,7 +16,7 @@ use tailwind_e2e::processes::steps::primary;
 const FABRIC: &str = "shm";
 
 fn rings(group: &Group) -> Option<u64> {
-    group.status(0)["rings"].as_u64()
+    group.status(0)["clients"]["rings"].as_u64()
 }
 
 /// Its records are larger than the ring, so that they pass in pieces; it is killed at any moment, again and again.
@@ -34,12 +34,12 @@ fn an_app_is_killed_in_mid_record() {
     fs::write(&path, lines.join("\n")).unwrap();
     let mut appended = 0;
     for _ in 0..rounds(10) {
-        let before = group.status(0)["acked"].as_u64().unwrap();
+        let before = group.status(0)["positions"]["acked"].as_u64().unwrap();
         let mut append = Command::new(&group.setup().program);
         append.arg("append").arg("--file").arg(&path).arg("--socket").arg(group.socket(0));
         let mut child = append.stderr(Stdio::null()).spawn().unwrap();
         let some = before + test.random.below(20) + 1;
-        group.wait("some records", |group| group.status(0)["acked"].as_u64() >= Some(some)).unwrap();
+        group.wait("some records", |group| group.status(0)["positions"]["acked"].as_u64() >= Some(some)).unwrap();
         for _ in 0..20 {
             honest.append(b"honest").unwrap();
             appended += 1;
@@ -93,7 +93,7 @@ fn clients_do_without_a_ring() {
     });
     let mut status = Command::new(&group.setup().program);
     let status = run_to_end(status.arg("status").arg("--socket").arg(group.socket(0))).unwrap();
-    assert!(status.out.contains("; through shared memory: 1;"), "{}", status.out);
+    assert!(status.out.contains("; through shared memory: 1\n"), "{}", status.out);
     drop(with);
     group.wait("the end of the ring", |group| rings(group) == Some(0)).unwrap();
     assert!(primary(&group).unwrap().welcome().ring);

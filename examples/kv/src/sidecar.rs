@@ -113,7 +113,7 @@ async fn run(
 fn copies(status: &str) -> Option<usize> {
     let status: Value = serde_json::from_str(status).ok()?;
     let members = status["members"].as_array()?;
-    Some(members.iter().filter(|member| member["state"] == "in set").count())
+    Some(members.iter().filter(|member| member["state"] == "in-set").count())
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn copies_counts_the_members_in_the_set() {
-        let status = r#"{"role":"primary","members":[{"state":"in set"},{"state":"catching up"},{"state":"in set"}]}"#;
+        let status = r#"{"role":"primary","members":[{"state":"in-set"},{"state":"catching-up"},{"state":"in-set"}]}"#;
         assert_eq!(copies(status), Some(2));
         assert_eq!(copies("{}"), None);
         assert_eq!(copies("nonsense"), None);

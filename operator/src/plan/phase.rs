@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::Phase;
 use tailwind_report::readiness::{AppendsWait, AppendsWaitFor, WaitsFor};
+use tailwind_report::verdict::why_copies_are_missing;
 
 use super::candidate::{Candidate, candidate};
 use super::count::Count;
@@ -48,8 +49,8 @@ pub(crate) enum PhaseReason {
     NoReport { pod: String, why: NoReport, copies: usize, wanted: usize },
     /// appends wait for {what} at {pod}: {why}
     AppendsWait { pod: String, what: AppendsWaitFor, why: String },
-    /// {copies} of {wanted} copies: appends continue, and a backup is catching up or missing
-    FewerCopies { copies: usize, wanted: usize },
+    /// {copies} of {wanted} copies: appends continue{why}
+    FewerCopies { copies: usize, wanted: usize, why: String },
     /// {0} is primary, with {1}
     AllCopies(String, Count),
 }
@@ -104,7 +105,10 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
         return (Phase::Unavailable, PhaseReason::AppendsWait { pod, what, why });
     }
     if copies < wanted {
-        return (Phase::Degraded, PhaseReason::FewerCopies { copies, wanted });
+        // Without times: a reason that differed at every look would be written at every look.
+        let why = why_copies_are_missing(report, false).map(|why| format!("; {why}"));
+        let why = why.unwrap_or_else(|| ", and a backup is catching up or missing".to_owned());
+        return (Phase::Degraded, PhaseReason::FewerCopies { copies, wanted, why });
     }
     (Phase::Ready, PhaseReason::AllCopies(pod, Count(copies, "copy")))
 }

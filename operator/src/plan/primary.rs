@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::LogPrimary;
 use tailwind_crds::names::ROLE_STANDBY;
-use tailwind_report::report::SidecarReport;
+use tailwind_report::sidecar::{SidecarReport, Takeover};
 
 use super::trouble::NoReport;
 use crate::observed::{Observed, has_sidecar, is_running};
@@ -39,7 +39,7 @@ pub(crate) fn primary(observed: &Observed) -> Primary {
 }
 
 /// Whether whoever is named as primary works as one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Leading<'a> {
     /// Nobody is named, or its pod is gone.
     Nobody,
@@ -89,6 +89,9 @@ pub(crate) fn standby(observed: &Observed, primary: &Primary) -> Standby {
             None => Standby::Unknown(name, NoReport::NotAsked),
             Some(Err(why)) => Standby::Unknown(name, NoReport::Unreadable(why.clone())),
             Some(Ok(SidecarReport { waiting: Some(waiting), .. })) => Standby::Unable(name, waiting.why.clone()),
+            Some(Ok(SidecarReport { takeover: Some(Takeover { ready: false, why_not }), .. })) => {
+                Standby::Unable(name, why_not.clone().unwrap_or_else(|| "it does not say why".to_owned()))
+            }
             Some(Ok(report)) if report.role == ROLE_STANDBY => return Standby::Able,
             Some(Ok(report)) => Standby::Unable(name, format!("it is {}", report.role)),
         };

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::names::ROLE_READER;
 use tailwind_crds::{ReaderStatus, Reads};
-use tailwind_report::report::FollowReport;
+use tailwind_report::sidecar::FollowReport;
 
 use crate::observed::{Observed, has_sidecar, is_running};
 

@@ -22,6 +22,7 @@ pub struct Readiness {
 
 /// What a sidecar that should be primary waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Waiting {
     /// In one word.
     #[serde(rename = "for")]
@@ -32,6 +33,7 @@ pub struct Waiting {
 
 /// What appends wait for at a primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AppendsWait {
     /// In one word.
     #[serde(rename = "for")]
@@ -42,6 +44,7 @@ pub struct AppendsWait {
 
 /// What an append can wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum AppendsWaitFor {
     /// Buffers of the next segment, which members do not lend: their flush folders are full, or their disks are slow.
@@ -72,6 +75,7 @@ impl fmt::Display for AppendsWaitFor {
 
 /// What for, from what mends itself to what needs a person most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitsFor {
     /// An answer of the config store.

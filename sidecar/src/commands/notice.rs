@@ -113,7 +113,7 @@ fn who_is_there(socket: &Path) -> String {
 }
 
 fn describe(socket: &str, role: Role, primary: Option<&str>, status: &Value) -> String {
-    let name = status["sidecar"].as_str().unwrap_or("the sidecar");
+    let name = status["name"].as_str().unwrap_or("the sidecar");
     let role = match role {
         Role::Standby => "a standby",
         Role::Reader => "a reader",
@@ -159,9 +159,9 @@ mod tests {
 
     #[test]
     fn a_sidecar_is_described_by_what_keeps_it_from_leading() {
-        let status = json!({"sidecar": "s1", "waiting": {"for": "members", "why": "b1 is missing"}});
+        let status = json!({"name": "s1", "waiting": {"for": "members", "why": "b1 is missing"}});
         assert_eq!(describe("/s", Role::Recovering, None, &status), "/s: s1 is recovering: b1 is missing");
-        let status = json!({"sidecar": "s1"});
+        let status = json!({"name": "s1"});
         assert_eq!(
             describe("/s", Role::Standby, Some("s0"), &status),
             "/s: s1 is a standby; the primary is s0: give its --socket if it is on this host"

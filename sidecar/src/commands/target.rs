@@ -95,9 +95,10 @@ impl Sockets {
         Duration::from_millis(self.timeout_ms)
     }
 
-    /// Connects to the sidecar behind one socket, whatever its role.
+    /// Connects to the sidecar behind one socket, whatever its role, to ask how it is: without a ring, which that would count.
     pub(super) fn connect_to(&self, socket: &Path) -> anyhow::Result<Client> {
-        connect(socket, false, Some(self.timeout())).map_err(|error| explain(socket, error, ""))
+        let options = Options { timeout: Some(self.timeout()), socket_only: true, ..Options::default() };
+        connect_with(socket, &options).map_err(|error| explain(socket, error, ""))
     }
 }
 
@@ -210,6 +211,10 @@ pub(super) fn is_passing(error: &Error) -> bool {
 }
 
 fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Client, Error> {
+    connect_with(socket, &Options { hold, timeout, ..Options::default() })
+}
+
+fn connect_with(socket: &Path, options: &Options) -> Result<Client, Error> {
     // The system says of these what it says of a socket that nobody listens on, for whom waiting would help.
     let kind = std::fs::metadata(socket).map(|found| found.file_type());
     let mistaken = match &kind {
@@ -220,7 +225,7 @@ fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Clien
     if let Some(kind) = mistaken {
         return Err(Error::Connect { path: socket.to_owned(), source: kind.into() });
     }
-    Client::connect_with(socket, &Options { hold, timeout, ..Options::default() })
+    Client::connect_with(socket, options)
 }
 
 /// Says what to do about a socket that does not open. `waiting`: [`ADVICE`], of a command that can wait and does not.

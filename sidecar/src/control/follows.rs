@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tailwind_fabric::ReaderId;
 use tailwind_protocol::follower::STALE_AFTER;
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, MemberId};
-use tailwind_report::report::FollowReport;
+use tailwind_report::sidecar::FollowReport;
 
 use super::log::Term;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tailwind_fabric::{AppendBuffer, SharedBuffer};
+use tailwind_fabric::{AppendBuffer, ChannelError, SharedBuffer};
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat, StepDown};
@@ -21,7 +21,7 @@ use super::member::{MemberLink, Surveyed, survey};
 use super::seat::SeatTasks;
 use super::sources::Sources;
 use super::{Context, log};
-use crate::path::Command;
+use crate::path::{Command, FromTerm};
 
 /// Pause before a swap of unknown outcome is sent again.
 const SWAP_INTERVAL: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ pub async fn lead(
     context: &Arc<Context>,
     config: Configuration,
     reference: &Reference,
-    outputs: &mut mpsc::Receiver<Output>,
+    outputs: &mut mpsc::Receiver<FromTerm>,
 ) -> anyhow::Result<StepDown> {
     let mut desired = context.desired();
     let rules = Rules {
@@ -75,6 +75,7 @@ pub async fn lead(
     context.shared.first.store(began.first.0, Ordering::Release);
     context.shared.acked.store(began.last.0, Ordering::Release);
     context.log.begin(began, primary.closed().clone());
+    context.contacts.forget_seats();
     // Every member holds the log: readers need not wait until the members have taken their seats.
     context.log.set_sources(Sources::of(context, &config));
     context.path.send(Command::Lead(Box::new(primary), reference.last().0));
@@ -95,8 +96,9 @@ pub async fn lead(
     let why = loop {
         tokio::select! {
             output = outputs.recv() => match output.ok_or_else(|| anyhow::anyhow!("the append path has ended"))? {
-                Output::StepDown(why) => break why,
-                output => term.execute(output),
+                FromTerm::Do(Output::StepDown(why)) => break why,
+                FromTerm::Do(output) => term.execute(output),
+                FromTerm::ChannelFailed(seat, why) => term.on_channel_failed(seat, &why),
             },
             Some(done) = term.tasks.join_next() => term.on_done(done??),
             () = context.desires(|now| !now.wants_the_same(&desired)) => {
@@ -108,6 +110,7 @@ pub async fn lead(
     };
     context.log.end();
     drop(term);
+    context.contacts.forget_seats();
     withdraw(Arc::clone(context), served);
     Ok(why)
 }
@@ -137,6 +140,7 @@ impl Term {
     fn execute_for_seat(&mut self, output: Output) {
         if let Output::Connect(seat, member) = &output {
             let tasks = SeatTasks::begin(&self.context, &self.config, *seat, member.clone());
+            self.context.contacts.seat(&member.id);
             self.seats.insert(*seat, tasks);
             self.refresh_sources();
         }
@@ -148,9 +152,18 @@ impl Term {
         }
     }
 
+    fn on_channel_failed(&self, seat: Seat, why: &ChannelError) {
+        if let Some(tasks) = self.seats.get(&seat) {
+            tasks.note_trouble(why.to_string());
+        }
+    }
+
     fn lose(&mut self, seat: Seat) {
         if let Some(tasks) = self.seats.remove(&seat) {
-            tracing::warn!(member = %tasks.link().member().id, "member lost");
+            let member = &tasks.link().member().id;
+            let why = tasks.trouble();
+            tracing::warn!(%member, why = why.as_deref().unwrap_or("unknown"), "member lost");
+            self.context.contacts.lose(member, why);
         }
         self.refresh_sources();
         self.warn_if_short();
@@ -264,7 +277,10 @@ async fn fence(context: Arc<Context>, config: Configuration, spare: MemberRef) -
     let result = MemberLink::new(&context, &config, spare.clone()).fence(config.epoch).await;
     match &result {
         Ok(inventory) => tracing::info!(member = %spare.id, segments = inventory.copies.len(), "spare found"),
-        Err(why) => tracing::info!(member = %spare.id, %why, "spare refused"),
+        Err(why) => {
+            tracing::info!(member = %spare.id, %why, "spare refused");
+            context.contacts.refuse(&spare.id, &why.to_string());
+        }
     }
     Ok(Done::Other(Input::Fenced(spare, result)))
 }

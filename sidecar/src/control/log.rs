@@ -119,9 +119,12 @@ impl LogView {
         });
     }
 
-    /// Closed segments, and the bytes of those still in memory; for status.
-    pub fn sizes(&self) -> (usize, usize) {
-        self.look(|inner| (inner.closed.len(), inner.open.iter().map(|(_, memory)| memory.capacity() as usize).sum()))
+    /// Closed segments, those still in memory, and the bytes of these; for status.
+    pub fn sizes(&self) -> (usize, usize, usize) {
+        self.look(|inner| {
+            let bytes = inner.open.iter().map(|(_, memory)| memory.capacity() as usize).sum();
+            (inner.closed.len(), inner.open.len(), bytes)
+        })
     }
 
     /// The segment that holds a record; `None` if it was trimmed, or is not there yet.

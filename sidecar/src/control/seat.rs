@@ -33,7 +33,8 @@ impl SeatTasks {
     /// Takes a member in, and begins to watch it.
     pub fn begin(context: &Arc<Context>, config: &Configuration, seat: Seat, member: MemberRef) -> SeatTasks {
         let link = Arc::new(MemberLink::new(context, config, member));
-        let worker = Worker { seat, link, context: Arc::clone(context), unrepaired: Arc::default() };
+        let (unrepaired, trouble) = (Arc::default(), Arc::default());
+        let worker = Worker { seat, link, context: Arc::clone(context), unrepaired, trouble };
         let mut tasks = JoinSet::new();
         tasks.spawn(worker.clone().watch());
         SeatTasks { worker, tasks }
@@ -42,6 +43,16 @@ impl SeatTasks {
     /// The way to the member.
     pub fn link(&self) -> &Arc<MemberLink> {
         &self.worker.link
+    }
+
+    /// What went wrong with the member last, if anything did.
+    pub fn trouble(&self) -> Option<String> {
+        self.worker.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Something else went wrong with it.
+    pub fn note_trouble(&self, why: String) {
+        self.worker.note_trouble(why);
     }
 
     /// Executes an output for this seat beside those that are under way.
@@ -59,6 +70,8 @@ struct Worker {
     context: Arc<Context>,
     /// Copies here that could not be repaired: logged once, and tried again.
     unrepaired: Arc<Mutex<BTreeSet<SegmentId>>>,
+    /// Why the member is about to be lost, for people.
+    trouble: Arc<Mutex<Option<String>>>,
 }
 
 impl Worker {
@@ -154,6 +167,7 @@ impl Worker {
             () = self.watch_damage() => return,
         };
         tracing::warn!(member = %self.link.member().id, %why, "no heartbeat");
+        self.note_trouble(self.link.client().without_name(&why));
         self.tell(Some(Input::Lost(self.seat)));
     }
 
@@ -195,8 +209,13 @@ impl Worker {
             }
             (output, Failure::Unreachable(why)) => {
                 tracing::warn!(%member, action = action(output), %why, "member failed");
+                self.note_trouble(format!("{}: {}", action(output), self.link.client().without_name(why)));
             }
         }
+    }
+
+    fn note_trouble(&self, why: String) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
     }
 
     fn unrepaired(&self) -> std::sync::MutexGuard<'_, BTreeSet<SegmentId>> {

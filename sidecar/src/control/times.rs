@@ -2,7 +2,8 @@
 //!
 //! Counted by [`control`](super) and [`promote`](super::promote), shown by [`status`](super::status).
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use tailwind_protocol::promotion::Output;
 use tailwind_runtime::histogram::Histogram;
@@ -18,6 +19,22 @@ pub struct PromotionTimes {
     pub fence: Histogram,
     /// From there until every member holds the log.
     pub repair: Histogram,
+    /// The last failover, in milliseconds and one more; 0 if there was none.
+    last_failover: AtomicU64,
+}
+
+impl PromotionTimes {
+    /// A failover has ended: this sidecar is primary.
+    pub fn failed_over(&self, took: Duration) {
+        self.failover.observe(took, 1);
+        let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        self.last_failover.store(ms.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// How long the last failover took, in milliseconds.
+    pub fn last_failover_ms(&self) -> Option<u64> {
+        self.last_failover.load(Ordering::Relaxed).checked_sub(1)
+    }
 }
 
 /// How far one promotion is.

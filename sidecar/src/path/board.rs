@@ -29,13 +29,13 @@ impl Replicator {
         for index in publication.seats() {
             let member = self.members[index].as_mut().expect("a board comes with its channel");
             let board = member.board.as_ref().expect("the machine publishes on lent boards only");
-            let mut failed = false;
+            let mut failed = None;
             for (at, line) in publication.lines(index) {
                 // Also when its queue is full: it counts as posted, and would never complete.
-                failed |= member.channel.post_bytes(board, *at, line).is_err();
+                failed = failed.or(member.channel.post_bytes(board, *at, line).err());
             }
-            if failed {
-                self.lose(index, now);
+            if let Some(why) = failed {
+                self.lose(index, now, why);
             }
         }
         if self.lines_linger() {

@@ -4,15 +4,17 @@
 
 use std::sync::atomic::Ordering;
 
-use serde::Serialize;
+use tailwind_protocol::config::MemberRef;
+use tailwind_protocol::ids::Position;
+use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Membership, Positions, Primary};
 use tailwind_report::readiness::AppendsWaitFor;
 
 use super::replicator::Replicator;
 use super::{Path, RoleState};
 
-/// A primary's view of itself, for the status.
-#[derive(Clone, Debug, Serialize)]
+/// A sidecar's view of itself, for the status.
+#[derive(Clone, Debug)]
 pub struct Description {
     /// `primary`, `standby`, `recovering` or `reader`.
     pub role: String,
@@ -20,104 +22,112 @@ pub struct Description {
     pub epoch: u64,
     /// Who is primary; empty if unknown.
     pub primary: String,
-    /// Version of the member set.
-    pub version: u64,
     /// Last acknowledged record.
     pub acked: u64,
     /// First record that can be read.
     pub first: u64,
-    /// The positions of the log, each `segment:offset`.
-    pub positions: Option<PositionsDescription>,
-    /// Members and newcomers.
-    pub members: Vec<MemberDescription>,
-    /// Members of the set that it writes to now.
-    pub connected: usize,
-    /// What appends have waited for, for a while. Told with its reason elsewhere.
-    #[serde(skip)]
-    pub appends_wait: Option<AppendsWaitFor>,
+    /// What a primary knows beside.
+    pub leading: Option<LeadingDescription>,
     /// Clients connected.
     pub clients: usize,
     /// Those of them that have a ring.
     pub rings: u64,
     /// Appends that wait for their ack.
     pub pending: usize,
-    /// The log is on disk at every member up to this record, as far as clients have asked for it.
-    pub synced: u64,
     /// Clients that wait for a sync.
     pub syncs: usize,
 }
 
-/// The positions of the log as text.
-#[derive(Clone, Debug, Serialize)]
-pub struct PositionsDescription {
-    flushed: String,
-    acked: String,
-    completed: String,
-    posted: String,
-    appended: String,
-}
-
-impl From<Positions> for PositionsDescription {
-    fn from(p: Positions) -> PositionsDescription {
-        let [flushed, acked, completed, posted, appended] =
-            [p.flushed, p.acked, p.completed, p.posted, p.appended].map(|position| position.to_string());
-        PositionsDescription { flushed, acked, completed, posted, appended }
-    }
+/// A primary's view of its log.
+#[derive(Clone, Debug)]
+pub struct LeadingDescription {
+    /// Version of the member set.
+    pub version: u64,
+    /// The positions of the log.
+    pub positions: Positions,
+    /// Members and newcomers.
+    pub members: Vec<MemberDescription>,
+    /// Members of the set that it writes to now.
+    pub connected: usize,
+    /// What appends have waited for, for a while.
+    pub appends_wait: Option<AppendsWaitFor>,
+    /// The log is on disk at every member up to this record, as far as clients have asked for it.
+    pub synced: u64,
 }
 
 /// One member in the status.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct MemberDescription {
-    /// Its name.
-    pub name: String,
-    /// Its control endpoint.
-    pub control: String,
-    /// `in set`, `catching up` or `lost`.
-    pub state: &'static str,
+    /// Who it is.
+    pub member: MemberRef,
+    /// It has failed. If it is in the set, acks wait for it.
+    pub lost: bool,
+    /// Of a newcomer: closed segments that it lacks.
+    pub missing: Option<usize>,
     /// Completed up to here.
-    pub completed: String,
+    pub completed: Position,
+    /// Bytes from there to the end of the log, about.
+    pub behind: u64,
     /// Closed segments whose copies there are gone or corrupt.
     pub damaged: usize,
 }
 
+/// Bytes between two positions, as if every segment between them were full.
+fn bytes_between(from: Position, to: Position, size: SegmentSize) -> u64 {
+    if from >= to {
+        return 0;
+    }
+    let segments = to.segment.0 - from.segment.0;
+    let bytes = segments.saturating_mul(size.bytes().into()).saturating_add(to.offset.0.into());
+    bytes.saturating_sub(from.offset.0.into())
+}
+
 impl Path {
     pub(super) fn describe(&self) -> Description {
-        let replicator = match &self.state {
-            RoleState::Leading(replicator) => Some(replicator),
+        let leading = match &self.state {
+            RoleState::Leading(replicator) => Some(self.describe_log(replicator)),
             RoleState::Waiting { .. } => None,
-        };
-        let primary = replicator.map(|replicator| replicator.primary());
-        let describe = |primary: &Primary| {
-            let members = primary.roster().map(|(member, membership, lost, at)| MemberDescription {
-                name: member.id.to_string(),
-                control: member.control.clone(),
-                state: match membership {
-                    _ if lost => "lost",
-                    Membership::InSet => "in set",
-                    Membership::Newcomer { .. } => "catching up",
-                },
-                completed: at.to_string(),
-                damaged: primary.damaged(member),
-            });
-            members.collect()
         };
         Description {
             role: self.role().to_string(),
             epoch: self.epoch,
             primary: self.primary_name.clone(),
-            version: primary.map_or(0, |primary| primary.config().version.0),
             acked: self.counters.acked.load(Ordering::Relaxed),
             first: self.counters.first.load(Ordering::Relaxed),
-            positions: primary.map(|primary| primary.positions().into()),
-            members: primary.map(describe).unwrap_or_default(),
-            connected: replicator.map_or(0, |replicator| replicator.members_connected()),
-            appends_wait: replicator.and_then(|replicator| self.appends_wait(replicator)),
+            leading,
             clients: self.clients.count(),
             rings: self.counters.rings.load(Ordering::Relaxed),
             pending: self.pending.appends(),
-            synced: primary.map_or(0, |primary| primary.synced().0),
             syncs: self.pending.syncs(),
         }
+    }
+
+    fn describe_log(&self, replicator: &Replicator) -> LeadingDescription {
+        let primary = replicator.primary();
+        LeadingDescription {
+            version: primary.config().version.0,
+            positions: primary.positions(),
+            members: self.describe_members(primary),
+            connected: replicator.members_connected(),
+            appends_wait: self.appends_wait(replicator),
+            synced: primary.synced().0,
+        }
+    }
+
+    fn describe_members(&self, primary: &Primary) -> Vec<MemberDescription> {
+        let end = primary.positions().appended;
+        let members = primary.roster().map(|(member, membership, lost, completed)| MemberDescription {
+            member: member.clone(),
+            lost,
+            missing: match membership {
+                Membership::InSet => None,
+                Membership::Newcomer { missing, .. } => Some(missing.len()),
+            },
+            completed,
+            behind: bytes_between(completed, end, self.options.segment_size),
+            damaged: primary.damaged(member),
+        });
+        members.collect()
     }
 
     /// What appends wait for, if they have waited for a while.
@@ -131,5 +141,23 @@ impl Path {
             () if positions.completed > positions.acked => AppendsWaitFor::Disk,
             () => AppendsWaitFor::Members,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::{Offset, SegmentId};
+
+    use super::*;
+
+    #[test]
+    fn a_member_is_behind_by_about_so_many_bytes() {
+        let at = |segment, offset| Position::new(SegmentId(segment), Offset(offset));
+        let size = SegmentSize::new(64 << 10).unwrap();
+        let behind = |from, to| bytes_between(from, to, size);
+        assert_eq!(behind(at(2, 8), at(2, 100)), 92);
+        assert_eq!(behind(at(2, 100), at(2, 100)), 0);
+        assert_eq!(behind(at(2, 100), at(4, 8)), (128 << 10) - 92);
+        assert_eq!(behind(at(3, 8), at(2, 100)), 0, "a newcomer begins where the open end will be");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
+use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::ids::{Epoch, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
@@ -64,6 +64,15 @@ pub const COMMANDS_MAX: usize = 1024;
 /// stays in its client's inbox.
 const CLIENT_REQUESTS_MAX: usize = SLOTS * 4;
 
+/// From the path's machine to control.
+#[derive(Debug)]
+pub enum FromTerm {
+    /// The machine wants this done.
+    Do(Output),
+    /// The data channel of this seat has failed, for this reason. Comes before what the machine wants done about it.
+    ChannelFailed(Seat, ChannelError),
+}
+
 /// Outputs on their way to control. A term that begins or loses a member wants some dozens at once; what finds no room stays
 /// with the machine.
 const OUTPUTS_MAX: usize = 256;
@@ -78,15 +87,15 @@ pub fn control_channels() -> (ControlSenders, ControlReceivers) {
 /// The path's end of the channels to control.
 #[derive(Debug)]
 pub struct ControlSenders {
-    pub(super) outputs: mpsc::Sender<Output>,
+    pub(super) outputs: mpsc::Sender<FromTerm>,
     pub(super) requests: mpsc::Sender<ClientRequest>,
 }
 
 /// Control's end.
 #[derive(Debug)]
 pub struct ControlReceivers {
-    /// What the machine wants done.
-    pub outputs: mpsc::Receiver<Output>,
+    /// What the machine wants done, and why it does.
+    pub outputs: mpsc::Receiver<FromTerm>,
     /// What clients ask.
     pub requests: mpsc::Receiver<ClientRequest>,
 }

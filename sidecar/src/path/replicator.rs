@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
+use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::ids::{Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
@@ -84,6 +84,8 @@ pub(super) struct Replicator {
     paused: Option<Instant>,
     /// What the machine wants done by others; drained after every turn.
     pub(super) outputs: Vec<Output>,
+    /// Data channels that have failed in this turn; drained before the outputs.
+    pub(super) failed: Vec<(Seat, ChannelError)>,
 }
 
 /// Where an append was placed.
@@ -109,6 +111,7 @@ impl Replicator {
             completed: false,
             paused: None,
             outputs: Vec::with_capacity(64),
+            failed: Vec::new(),
         }
     }
 
@@ -258,7 +261,7 @@ impl Replicator {
         let remote = segment.remotes[index].as_ref().expect("the machine posts to lent buffers only");
         match member.channel.post(remote, &segment.shared, range) {
             Ok(()) => member.in_flight += 1,
-            Err(_) => self.lose(index, now),
+            Err(error) => self.lose(index, now, error),
         }
     }
 
@@ -274,8 +277,8 @@ impl Replicator {
                     member.in_flight -= of_log;
                     (progress, self.completed) = (progress | (of_log > 0), self.completed | (of_log > 0));
                 }
-                Err(_) => {
-                    self.lose(index, now);
+                Err(error) => {
+                    self.lose(index, now, error);
                     progress = true;
                 }
             }
@@ -288,8 +291,10 @@ impl Replicator {
         self.members.iter_mut().flatten().fold(false, |ready, member| member.channel.arm() | ready)
     }
 
-    pub(super) fn lose(&mut self, index: usize, now: Time) {
+    /// A data channel has failed.
+    pub(super) fn lose(&mut self, index: usize, now: Time, why: ChannelError) {
         if let Some(member) = self.members[index].take() {
+            self.failed.push((member.seat, why));
             self.primary.step(now, Input::Lost(member.seat), &mut self.outputs);
         }
     }

@@ -30,13 +30,14 @@ use tailwind_protocol::scan::{ScanReport, scan};
 use tailwind_protocol::socket::{HELLO_RING, Request, Response, Role, VERSION, decode_response};
 use tailwind_ring::ClientEnd;
 use tailwind_sidecar::path::{
-    Allowed, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, Options, Path, Waker, control_channels,
+    Allowed, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, FromTerm, Options, Path, Waker,
+    control_channels,
 };
 
 use configuration::{BACKUPS, configuration};
 
 #[path = "configuration.rs"]
-mod configuration;
+pub mod configuration;
 
 /// A condition that is not met after so many turns is not going to be.
 const TURNS_MAX: usize = 100_000;
@@ -212,7 +213,17 @@ impl Bench {
                 self.execute(writer, slots, output);
             }
             self.path.turn().unwrap();
-            outputs.extend(std::iter::from_fn(|| self.from_path.outputs.try_recv().ok()));
+            outputs.extend(std::iter::from_fn(|| self.wanted()));
+        }
+    }
+
+    /// What the machine wants done next.
+    pub fn wanted(&mut self) -> Option<Output> {
+        loop {
+            match self.from_path.outputs.try_recv().ok()? {
+                FromTerm::Do(output) => return Some(output),
+                FromTerm::ChannelFailed(..) => {}
+            }
         }
     }
 
@@ -263,7 +274,7 @@ impl Bench {
         spare.boot = BootId(99);
         let (mut opened, slots) = (0, 2 * (self.terms as u32 - 1));
         while opened < 2 {
-            let output = self.until("the next output", |bench| bench.from_path.outputs.try_recv().ok());
+            let output = self.until("the next output", Bench::wanted);
             match output {
                 Output::Survey => self.command(Command::Input(epoch, Input::Surveyed(vec![spare.clone()]))),
                 Output::Fence(member) => {

@@ -44,7 +44,7 @@ class Functions(unittest.TestCase):
             peer.send(fake.LOG_POSITION, peer.expect(fake.POSITION, b""), struct.pack("<QQ", 4, 17))
             peer.send(fake.SYNCED, peer.expect(fake.SYNC, b""), struct.pack("<Q", 12))
             peer.send(fake.TRIMMED, peer.expect(fake.TRIM, struct.pack("<Q", 5)), struct.pack("<Q", 4))
-            peer.send(fake.REPORT, peer.expect(fake.STATUS, b""), b'{"role": "primary", "acked": 12}')
+            peer.send(fake.REPORT, peer.expect(fake.STATUS, b""), b'{"role": "primary", "epoch": 3}')
             peer.expect_end()
 
         with Sidecar(script) as sidecar, connect(pathlib.Path(sidecar.path)) as client:
@@ -58,7 +58,7 @@ class Functions(unittest.TestCase):
             self.assertEqual(client.position(), Position(epoch=4, last=17))
             self.assertEqual(client.sync(), 12)
             self.assertEqual(client.trim(5), 4)
-            self.assertEqual(client.status(), {"role": "primary", "acked": 12})
+            self.assertEqual(client.status(), {"role": "primary", "epoch": 3})
 
     @with_both
     def test_submit_pipelines(self, connect):

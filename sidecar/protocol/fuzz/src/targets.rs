@@ -1,5 +1,5 @@
 //! What the fuzz targets check. One body for two drivers: cargo-fuzz (`fuzz_targets/`) and, on the stable toolchain,
-//! `tests/fuzz_targets.rs`.
+//! `tests/protocol/fuzz_targets.rs`.
 
 mod backup;
 

@@ -1,0 +1,277 @@
+//! What people copy is right: the samples, and the alerts and dashboard of the chart.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::{documents, lost, top};
+use serde::Deserialize;
+use serde_json::Value;
+use tailwind_crds::names::ANNOTATION_DELETE_LOG;
+use tailwind_crds::reference::{anchor, reference};
+use tailwind_crds::{ReplicaGroup, definition, problems};
+
+fn read(path: &str) -> String {
+    fs::read_to_string(top().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// A group as people write it: no rule is broken, and no field is unknown.
+fn assert_valid(document: &Value, place: &str) {
+    let group: ReplicaGroup =
+        serde_json::from_value(document.clone()).unwrap_or_else(|error| panic!("{place}: {error}"));
+    assert_eq!(problems(&group, None), Vec::<String>::new(), "{place}");
+    let again = serde_json::to_value(&group).unwrap();
+    assert_eq!(lost(document, &again, ""), Vec::<String>::new(), "{place}: no such fields");
+}
+
+#[test]
+fn samples_are_valid_groups() {
+    let mut groups = 0;
+    for entry in fs::read_dir(top().join("manifests/samples")).unwrap() {
+        let path = entry.unwrap().path();
+        for document in documents(&fs::read_to_string(&path).unwrap()) {
+            if document["kind"] != "ReplicaGroup" {
+                continue;
+            }
+            assert_valid(&document, &path.display().to_string());
+            groups += 1;
+        }
+    }
+    assert_eq!(groups, 7, "each sample has one group");
+}
+
+/// Markdown files that people read.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            pages(&path, found);
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The fenced blocks of a page, each with its language.
+fn blocks(page: &str) -> Vec<(&str, String)> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(&str, String)> = None;
+    for line in page.lines() {
+        match (line.trim_start().strip_prefix("```"), open.as_mut()) {
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (Some(language), None) => open = Some((language.trim(), String::new())),
+            (None, Some((_, text))) => *text += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "a block does not end");
+    blocks
+}
+
+#[test]
+fn groups_in_the_docs_are_valid() {
+    let (mut files, mut groups) = (Vec::new(), 0);
+    pages(&top(), &mut files);
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for (_, text) in blocks(&page).into_iter().filter(|(language, _)| *language == "yaml") {
+            let place = format!("{}\n{text}", path.display());
+            for document in serde_yaml::Deserializer::from_str(&text) {
+                let document = Value::deserialize(document).unwrap_or_else(|error| panic!("{place}{error}"));
+                let is_group = document["kind"] == "ReplicaGroup";
+                // A page may show no more than the spec of a group.
+                let part = document["spec"].as_object().filter(|_| document["kind"].is_null());
+                if is_group {
+                    assert_valid(&document, &place);
+                } else if let Some(spec) = part {
+                    let whole = serde_json::json!({
+                        "apiVersion": "replication.tailwind.dev/v1alpha1",
+                        "kind": "ReplicaGroup",
+                        "metadata": {"name": "orders"},
+                        "spec": spec,
+                    });
+                    assert_valid(&whole, &place);
+                }
+                groups += usize::from(is_group || part.is_some());
+            }
+        }
+    }
+    assert!(groups >= 5, "only {groups} groups");
+}
+
+/// Links between pages, and to places in them.
+#[test]
+fn links_in_the_docs_resolve() {
+    let mut files = Vec::new();
+    pages(&top(), &mut files);
+    let mut seen = 0;
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            // Or an expression in a cell of the reference.
+            if link.contains("://") || link.contains(char::is_whitespace) || link.starts_with('[') {
+                continue;
+            }
+            let (file, place) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link} does not exist", path.display());
+            let is_there = || {
+                let target = fs::read_to_string(&target).unwrap();
+                target
+                    .lines()
+                    .filter(|line| line.starts_with('#'))
+                    .any(|line| anchor(line.trim_start_matches(['#', ' '])) == place)
+            };
+            assert!(place.is_empty() || is_there(), "{}: {link}: no such heading", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "only {seen} links");
+}
+
+/// `spec.NAME` and `status.NAME` in running text are fields.
+#[test]
+fn fields_in_the_docs_exist() {
+    let definition: Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    // Of pods, and one that is refused.
+    let others = ["spec.nodeName", "status.podIP", "spec.podTemplate.spec.hostNetwork"];
+    let (mut files, mut seen) = (Vec::new(), 0);
+    pages(&top().join("docs"), &mut files);
+    files.push(top().join("README.md"));
+    // Decisions also name what was rejected.
+    files.retain(|path| !path.starts_with(top().join("docs/decisions")));
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for word in page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '_')) {
+            let word = word.trim_matches('.');
+            if !(word.starts_with("spec.") || word.starts_with("status."))
+                || word.ends_with(".rs")
+                || word.ends_with(".md")
+                || others.contains(&word)
+            {
+                continue;
+            }
+            let mut at = schema;
+            for name in word.split('.') {
+                let inner = if at["items"].is_object() { &at["items"] } else { at };
+                // Below a map, or what Kubernetes knows, anything goes.
+                if inner["properties"].is_null() {
+                    break;
+                }
+                at = &inner["properties"][name];
+                assert!(at.is_object(), "{}: no field {word}", path.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 50, "only {seen} fields");
+}
+
+/// What a release means for its users, not a history. See "Changes" in CONTRIBUTING.md.
+#[test]
+fn the_changelog_is_short() {
+    const LINES_MAX: usize = 80;
+    let changelog = read("CHANGELOG.md");
+    let releases: Vec<&str> = changelog.split("\n## ").skip(1).collect();
+    assert!(!releases.is_empty(), "no release");
+    for release in releases {
+        let name = release.lines().next().unwrap();
+        let lines = release.trim_end().lines().count();
+        assert!(lines <= LINES_MAX, "{name}: {lines} lines, {LINES_MAX} at most");
+        let parts: Vec<&str> = release.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+        assert_eq!(parts, ["Safety", "Features", "Internals"], "{name}");
+    }
+}
+
+#[test]
+fn unknown_fields_are_found() {
+    let text =
+        "apiVersion: replication.tailwind.dev/v1alpha1\nkind: ReplicaGroup\nmetadata: {name: a}\nspec: {backup: 3}";
+    let document = documents(text).remove(0);
+    let group: ReplicaGroup = serde_json::from_value(document.clone()).unwrap();
+    assert_eq!(lost(&document, &serde_json::to_value(&group).unwrap(), ""), [".spec.backup"]);
+}
+
+#[test]
+fn the_chart_has_the_definition() {
+    assert!(read("charts/tailwind/files/replicagroups.yaml") == definition(), "run: scripts/manifests.sh");
+}
+
+#[test]
+fn the_reference_is_generated() {
+    assert!(read("docs/reference/kubernetes.md") == reference(&top()).unwrap(), "run: scripts/manifests.sh");
+}
+
+#[test]
+fn alerts_and_runbooks_match() {
+    let file = documents(&read("charts/tailwind/files/alerts.yaml")).remove(0);
+    let groups = file["groups"].as_array().unwrap();
+    let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
+    let alerts: BTreeSet<String> = rules.map(|rule| rule["alert"].as_str().unwrap().to_owned()).collect();
+    let pages = fs::read_dir(top().join("docs/runbooks")).unwrap();
+    let pages = pages.map(|page| page.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned());
+    assert_eq!(alerts, pages.collect());
+}
+
+/// By name, in the text of the programs: a metric that was renamed leaves an alert that never fires.
+#[test]
+fn alerts_and_dashboard_use_existing_metrics() {
+    let sources = ["sidecar/src/control/status.rs", "sidecar/src/backup/status.rs", "operator/src/metrics.rs"];
+    let source: String = sources.map(read).concat();
+    let asked = read("charts/tailwind/files/alerts.yaml") + &read("charts/tailwind/files/dashboard.json");
+    let names = asked.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names: BTreeSet<&str> = names.filter(|name| name.starts_with("tailwind_")).collect();
+    assert!(names.len() > 20, "{names:?}");
+    // Samples of a histogram have its name and a suffix.
+    let histograms: Vec<&str> =
+        source.split("now.histogram(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(histograms.len() > 3, "{histograms:?}");
+    let of_histogram = |name: &str| {
+        let base = name.strip_suffix("_bucket").or(name.strip_suffix("_sum")).or(name.strip_suffix("_count"));
+        base.is_some_and(|base| histograms.contains(&base))
+    };
+    for name in names {
+        assert!(!histograms.contains(&name), "{name} has no sample of that name: use {name}_bucket");
+        if of_histogram(name) {
+            continue;
+        }
+        let short = name.trim_start_matches("tailwind_");
+        let there = source.contains(&format!("\"{name}\"")) || source.contains(&format!("(\"{short}\", "));
+        assert!(there, "no program has the metric {name}");
+    }
+}
+
+/// The expression by which the API server decides: see decision 33.
+#[test]
+fn a_log_is_deleted_only_on_confirmation() {
+    let expression = cel::Program::compile(&read("charts/tailwind/files/deletion.cel")).unwrap();
+    let allows = |group: Value, namespace: Value| {
+        let mut context = cel::Context::default();
+        context.add_variable("oldObject", group).unwrap();
+        context.add_variable("namespaceObject", namespace).unwrap();
+        expression.execute(&context).unwrap() == cel::Value::Bool(true)
+    };
+    let group = |annotations: Value, status: Value| {
+        let mut group = serde_json::json!({"metadata": {"name": "orders"}, "spec": {}});
+        for (part, value) in [("/metadata/annotations", annotations), ("/status", status)] {
+            let (parent, field) = part.rsplit_once('/').unwrap();
+            if !value.is_null() {
+                group.pointer_mut(parent).unwrap()[field] = value;
+            }
+        }
+        group
+    };
+    let log = || serde_json::json!({"phase": "Ready", "log": {"epoch": 3}});
+    let confirmed = |name: &str| serde_json::json!({ANNOTATION_DELETE_LOG: name});
+    let alive = || serde_json::json!({"metadata": {"name": "shop"}});
+    assert!(!allows(group(Value::Null, log()), alive()));
+    assert!(!allows(group(serde_json::json!({"team": "payments"}), log()), alive()));
+    assert!(!allows(group(confirmed("payments"), log()), alive()), "the name of another group");
+    assert!(allows(group(confirmed("orders"), log()), alive()));
+    assert!(allows(group(Value::Null, Value::Null), alive()), "never started");
+    assert!(allows(group(Value::Null, serde_json::json!({"phase": "Pending"})), alive()), "never had a log");
+    let ending = serde_json::json!({"metadata": {"name": "shop", "deletionTimestamp": "2026-06-01T11:59:00Z"}});
+    assert!(allows(group(Value::Null, log()), ending), "its namespace goes");
+}

@@ -1,0 +1,137 @@
+//! The rules of a `ReplicaGroup`, as the API server checks them and as the operator does; and the committed definition.
+
+use tailwind_crds::{ReplicaGroup, definition, problems};
+
+fn group(spec: &str) -> ReplicaGroup {
+    let text = format!(
+        "apiVersion: replication.tailwind.dev/v1alpha1\nkind: ReplicaGroup\nmetadata: {{name: orders, namespace: shop}}\nspec: {spec}"
+    );
+    serde_yaml::from_str(&text).unwrap()
+}
+
+fn said(spec: &str) -> Vec<String> {
+    problems(&group(spec), None)
+}
+
+#[test]
+fn the_committed_definition_is_the_generated_one() {
+    let committed = include_str!("../../replicagroups.yaml");
+    assert!(committed == definition(), "run: cargo run --package tailwind-crds >crds/replicagroups.yaml");
+}
+
+#[test]
+fn kubectl_can_explain_every_field() {
+    assert!(!definition().contains("nullable"));
+    let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let template = &schema["properties"]["podTemplate"];
+    let nested = [template, &template["properties"]["metadata"], &template["properties"]["spec"]];
+    let ours = ["rdma", "placement", "flushVolume"].map(|part| &schema["properties"][part]);
+    for part in [schema].into_iter().chain(ours).chain(nested) {
+        for (field, schema) in part["properties"].as_mapping().unwrap() {
+            assert!(schema["description"].as_str().is_some_and(|text| text.len() > 20), "{field:?}");
+            assert!(schema["type"].is_string() || schema["x-kubernetes-int-or-string"].is_bool(), "{field:?}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_spec_is_valid() {
+    let group = group("{}");
+    assert_eq!(problems(&group, None), Vec::<String>::new());
+    assert_eq!((group.spec.backups, group.spec.min_in_sync(), group.spec.buffers), (3, 2, 16));
+    assert_eq!(group.spec.segment_size.bytes(), 8 << 20);
+}
+
+#[test]
+fn min_in_sync_is_at_most_backups() {
+    assert_eq!(said("{backups: 2, minInSync: 2}"), Vec::<String>::new());
+    assert_eq!(said("{backups: 2, minInSync: 3}"), ["minInSync must not be greater than backups"]);
+}
+
+#[test]
+fn a_device_is_requested_in_one_way() {
+    let one = "exactly one of extendedResource and resourceClaimTemplateName must be given";
+    assert_eq!(said("{rdma: {extendedResource: {name: rdma/hca}}}"), Vec::<String>::new());
+    assert_eq!(said("{rdma: {resourceClaimTemplateName: nic}}"), Vec::<String>::new());
+    assert_eq!(said("{rdma: {}}"), [one]);
+    assert_eq!(said("{rdma: {extendedResource: {name: rdma/hca}, resourceClaimTemplateName: nic}}"), [one]);
+}
+
+#[test]
+fn transport_and_device_match() {
+    assert_eq!(said("{transport: Rdma}").len(), 1);
+    assert_eq!(said("{transport: Tcp, rdma: {resourceClaimTemplateName: nic}}").len(), 1);
+    assert_eq!(said("{transport: Rdma, rdma: {resourceClaimTemplateName: nic}}"), Vec::<String>::new());
+}
+
+#[test]
+fn a_disk_is_requested_in_one_way() {
+    assert_eq!(said("{flushVolume: {emptyDirSizeLimit: 1Gi}}"), Vec::<String>::new());
+    assert_eq!(said("{flushVolume: {claim: {size: 1Gi}}}"), Vec::<String>::new());
+    assert_eq!(said("{flushVolume: {}}").len(), 1);
+}
+
+#[test]
+fn the_shape_of_the_log_is_immutable() {
+    let before = group("{}");
+    let after = |spec| problems(&group(spec), Some(&before));
+    assert_eq!(after("{backups: 5, minInSync: 1, buffers: 32, fenced: true}"), Vec::<String>::new());
+    for spec in
+        ["{segmentSize: 1Mi}", "{durability: Flushed}", "{transport: Tcp}", "{rdma: {resourceClaimTemplateName: x}}"]
+    {
+        let said = after(spec);
+        assert!(said.len() == 1 && said[0].contains("cannot be"), "{spec}: {said:?}");
+    }
+}
+
+#[test]
+fn long_names_are_refused() {
+    let mut group = group("{}");
+    for (name, good) in [("a", true), ("orders-2", true), ("2orders", false), ("orders-", false), ("or.ders", false)] {
+        group.metadata.name = Some(name.to_owned());
+        assert_eq!(problems(&group, None).is_empty(), good, "{name}");
+    }
+    group.metadata.name = Some("a".repeat(41));
+    assert_eq!(problems(&group, None).len(), 1);
+}
+
+#[test]
+fn what_the_operator_sets_is_not_for_the_pod_template() {
+    let metadata = |text: &str| said(&format!("{{podTemplate: {{metadata: {text}}}}}"));
+    let free =
+        "{labels: {team: payments, app.kubernetes.io/part-of: shop}, annotations: {sidecar.istio.io/inject: 'no'}}";
+    assert_eq!(metadata(free), Vec::<String>::new());
+    for (given, field) in [
+        ("{labels: {replication.tailwind.dev/backup-of: other}}", "podTemplate.metadata.labels"),
+        ("{labels: {team: a, app.kubernetes.io/instance: other}}", "podTemplate.metadata.labels"),
+        ("{annotations: {replication.tailwind.dev/template-hash: '1'}}", "podTemplate.metadata.annotations"),
+    ] {
+        let said = metadata(given);
+        assert!(said.len() == 1 && said[0].starts_with(field), "{given}: {said:?}");
+    }
+}
+
+#[test]
+fn a_backup_that_must_be_root_has_no_other_user() {
+    let with = |rdma: &str| {
+        said(&format!("{{podTemplate: {{spec: {{securityContext: {{runAsUser: 1000, fsGroup: 1000}}}}}}{rdma}}}"))
+    };
+    assert_eq!(with(""), Vec::<String>::new());
+    assert_eq!(with(", rdma: {resourceClaimTemplateName: nic, memlock: NodeLimit}"), Vec::<String>::new());
+    let said = with(", rdma: {resourceClaimTemplateName: nic}");
+    assert!(said.len() == 1 && said[0].starts_with("podTemplate.spec.securityContext.runAsUser: "), "{said:?}");
+}
+
+/// As the API server has it: a pattern and lengths. The operator reads what passed them.
+#[test]
+fn image_and_class_have_their_patterns() {
+    let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let of = |field: &str| {
+        let schema = &schema["properties"][field];
+        (schema["pattern"].as_str().unwrap().to_owned(), schema["minLength"].as_u64(), schema["maxLength"].as_u64())
+    };
+    assert_eq!(of("image"), (r"^[^\s]+$".to_owned(), Some(1), Some(512)));
+    assert_eq!(of("operatorClass"), ("^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$".to_owned(), Some(1), Some(63)));
+}

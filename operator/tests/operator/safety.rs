@@ -1,0 +1,395 @@
+//! What no plan may ever do, over random worlds; and that plans come to their end: a small world of kubelets, a scheduler and
+//! a primary that does what the status asks for is played until nothing changes any more.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proptest::prelude::*;
+use serde_json::json;
+use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
+use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
+use tailwind_operator::objects::pod::{Creation, backup};
+use tailwind_operator::objects::{Kind, Owned};
+use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
+use tailwind_operator::options::Settings;
+use tailwind_operator::plan::{Action, Plan, plan};
+
+const NOW: &str = "2026-06-01T12:00:00Z";
+const PRIMARY_IP: &str = "10.0.0.1";
+/// Rounds in which every world must have come to rest: each pod moves once, and each move takes some five rounds.
+const ROUNDS_MAX: u32 = 200;
+
+/// Of a pod at the start.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    member: bool,
+    old: bool,
+    state: u8,
+}
+
+/// A world at the start.
+#[derive(Clone, Debug)]
+struct Begin {
+    backups: u8,
+    min_in_sync: Option<u8>,
+    pods: Vec<Start>,
+    cordoned: Vec<bool>,
+    /// Whoever cordoned those nodes evicts what is on them, as far as the budget lets them.
+    drained: bool,
+    has_primary: bool,
+}
+
+fn begin() -> impl Strategy<Value = Begin> {
+    let pod = (any::<bool>(), prop::bool::weighted(0.3), 0_u8..6).prop_map(|(member, old, state)| Start {
+        member,
+        old,
+        state,
+    });
+    let nodes = prop::collection::vec(prop::bool::weighted(0.3), 1..8);
+    (
+        1_u8..6,
+        prop::option::of(1_u8..6),
+        prop::collection::vec(pod, 0..7),
+        nodes,
+        any::<bool>(),
+        prop::bool::weighted(0.9),
+    )
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary)| Begin {
+            backups,
+            min_in_sync: min_in_sync.map(|least| least.min(backups)),
+            pods,
+            cordoned,
+            drained,
+            has_primary,
+        })
+}
+
+struct World {
+    observed: Observed,
+    made: u32,
+}
+
+impl World {
+    fn new(begin: &Begin) -> World {
+        let mut spec = json!({"backups": begin.backups});
+        if let Some(least) = begin.min_in_sync {
+            spec["minInSync"] = json!(least);
+        }
+        let members: Vec<String> = begin
+            .pods
+            .iter()
+            .enumerate()
+            .filter(|(_, pod)| pod.member)
+            .map(|(index, _)| format!("orders-backup-p{index}"))
+            .collect();
+        let log = json!({
+            "id": "00", "claim": "00", "epoch": 1, "version": 1,
+            "primary": {"name": "app-0", "control": format!("{PRIMARY_IP}:7410")},
+            "members": members.iter().map(|name| json!({"name": name, "boot": "0", "control": "x"})).collect::<Vec<_>>(),
+        });
+        let group: ReplicaGroup = serde_json::from_value(json!({
+            "apiVersion": "replication.tailwind.dev/v1alpha1",
+            "kind": "ReplicaGroup",
+            "metadata": {"name": "orders", "namespace": "shop", "uid": "u", "generation": 1},
+            "spec": spec,
+            "status": if members.is_empty() { json!({}) } else { json!({"log": log}) },
+        }))
+        .unwrap();
+        let app = json!({
+            "metadata": {"name": "app-0", "namespace": "shop", "labels": {LABEL_GROUP: "orders"}},
+            "spec": {"containers": [{"name": SIDECAR_CONTAINER}]},
+            "status": {"phase": "Running", "podIP": PRIMARY_IP},
+        });
+        let nodes = begin.cordoned.iter().enumerate().map(|(index, cordoned)| NodeFacts {
+            name: format!("n{index}"),
+            unschedulable: *cordoned,
+            allocatable: serde_json::from_value(json!({"cpu": "8", "memory": "64Gi", "pods": "110"})).unwrap(),
+            ..NodeFacts::default()
+        });
+        let mut world = World {
+            observed: Observed {
+                now: NOW.parse::<Timestamp>().unwrap(),
+                server: "1.34".parse().unwrap(),
+                settings: Settings { sidecar_image: "image:1".to_owned(), ..Settings::default() },
+                backups: Vec::new(),
+                app: begin.has_primary.then(|| serde_json::from_value(app).unwrap()).into_iter().collect(),
+                nodes: nodes.collect(),
+                certificates: Certificates::default(),
+                objects: Vec::new(),
+                names: Vec::new(),
+                positions: None,
+                obstacles: Default::default(),
+                reports: Default::default(),
+                may_update: true,
+                sidecars: Default::default(),
+                readers: Vec::new(),
+                reader_sidecars: Default::default(),
+                group,
+            },
+            made: 0,
+        };
+        for (index, start) in begin.pods.iter().enumerate() {
+            world.place(index, *start, begin.cordoned.len());
+        }
+        world
+    }
+
+    fn place(&mut self, index: usize, start: Start, nodes: usize) {
+        let name = format!("orders-backup-p{index}");
+        let creation = Creation { name: name.clone(), avoid: vec![], attempt: 0 };
+        let mut pod = serde_json::to_value(backup(&self.observed.group, &self.observed.settings, &creation)).unwrap();
+        pod["metadata"]["uid"] = json!(name);
+        pod["metadata"]["creationTimestamp"] = json!("2026-06-01T10:00:00Z");
+        if start.old {
+            pod["metadata"]["annotations"]["replication.tailwind.dev/template-hash"] = json!("old");
+        }
+        // Two never share a node; what comes after the last node has none.
+        if index < nodes {
+            pod["spec"]["nodeName"] = json!(format!("n{index}"));
+        }
+        match start.state {
+            0 => pod["status"] = json!({"phase": "Failed", "reason": "Evicted"}),
+            1 => pod["metadata"]["deletionTimestamp"] = json!(NOW),
+            2 => pod["status"] = json!({"phase": "Pending"}),
+            _ => run(&mut pod),
+        }
+        self.observed.backups.push(serde_json::from_value(pod).unwrap());
+    }
+
+    fn log(&mut self) -> Option<&mut Vec<LogMember>> {
+        Some(&mut self.observed.group.status.as_mut()?.log.as_mut()?.members)
+    }
+
+    fn is_member(&self, name: &str) -> bool {
+        let log = self.observed.group.status.as_ref().and_then(|status| status.log.as_ref());
+        log.is_some_and(|log| log.members.iter().any(|member| member.name == name))
+    }
+
+    fn forget(&mut self, owned: &Owned) {
+        let name = &owned.object.metadata.name;
+        self.observed.objects.retain(|other| other.kind != owned.kind || other.object.metadata.name != *name);
+    }
+
+    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set.
+    fn evict(&mut self) {
+        let budget = |world: &World| {
+            let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
+            world
+                .observed
+                .objects
+                .iter()
+                .find(of_kind)
+                .map(|budget| budget.object.data["spec"]["minAvailable"].as_u64().unwrap())
+        };
+        for index in 0..self.observed.backups.len() {
+            let pod = &self.observed.backups[index];
+            let node = pod.spec.as_ref().unwrap().node_name.as_ref();
+            let drained = self.observed.nodes.iter().any(|facts| facts.unschedulable && Some(&facts.name) == node);
+            if !drained || pod.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let holders = self.holders();
+            if budget(self).is_none_or(|stay| holders.len() as u64 > stay || !holders.contains(&pod.name_any())) {
+                let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
+                self.observed.backups[index].metadata.deletion_timestamp = Some(now);
+            }
+        }
+    }
+
+    /// Members whose pods work.
+    fn holders(&self) -> BTreeSet<String> {
+        let works = |pod: &&Pod| {
+            let failed = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed");
+            !failed && pod.metadata.deletion_timestamp.is_none()
+        };
+        self.observed
+            .backups
+            .iter()
+            .filter(works)
+            .map(ResourceExt::name_any)
+            .filter(|name| self.is_member(name))
+            .collect()
+    }
+
+    fn floor(&self) -> usize {
+        usize::from(self.observed.group.spec.min_in_sync().max(1))
+    }
+
+    fn plan(&mut self) -> Plan {
+        self.made += 10;
+        self.observed.names = (0..10).map(|n| format!("m{}", self.made + n)).collect();
+        plan(&self.observed)
+    }
+
+    /// What must hold of every plan.
+    fn check(&self, plan: &Plan) {
+        let holders = self.holders();
+        let deleted: BTreeSet<&str> = plan
+            .actions
+            .iter()
+            .filter_map(|action| match action {
+                Action::Delete(removal) => Some(removal.name.as_str()),
+                _ => None,
+            })
+            .collect();
+        let leaving = holders.iter().filter(|name| deleted.contains(name.as_str())).count();
+        assert!(leaving <= 1, "two members are removed at a time");
+        if leaving == 1 {
+            assert!(holders.len() > self.floor(), "{} of {} copies would be left", holders.len() - 1, self.floor());
+        }
+        let failed_member = self.observed.backups.iter().find(|pod| {
+            let name = pod.name_any();
+            deleted.contains(name.as_str()) && self.is_member(&name) && !holders.contains(&name)
+        });
+        assert!(failed_member.is_none(), "a dead member was removed before the set had let it go");
+        let wanted = plan.status.members_wanted.unwrap();
+        let spec = self.observed.group.spec.backups;
+        assert!(wanted >= spec && wanted <= (spec + 1).min(8), "{wanted} members wanted");
+        let created = plan.actions.iter().filter(|action| matches!(action, Action::Create(_))).count();
+        let alive = self.observed.backups.len() - deleted.len();
+        assert!(created == 0 || created <= usize::from(spec) + 1, "{created} pods made beside {alive}");
+        assert!(plan.status.log.is_none(), "the log is not the operator's");
+    }
+
+    /// Does what the plan says, and then what kubelets, the scheduler and the primary do.
+    fn turn(&mut self, plan: Plan, drained: bool) {
+        for action in plan.actions {
+            match action {
+                Action::Create(pod) => {
+                    let mut pod = serde_json::to_value(pod).unwrap();
+                    pod["metadata"]["uid"] = pod["metadata"]["name"].clone();
+                    pod["metadata"]["creationTimestamp"] = json!(self.observed.now.to_string());
+                    self.observed.backups.push(serde_json::from_value(pod).unwrap());
+                }
+                Action::Delete(removal) => {
+                    let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == removal.name).unwrap();
+                    pod.metadata.deletion_timestamp =
+                        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
+                }
+                Action::Apply(object) => {
+                    self.forget(&object);
+                    self.observed.objects.push(*object);
+                }
+                Action::Remove(object) => {
+                    self.forget(&object);
+                }
+                _ => {}
+            }
+        }
+        if drained {
+            self.evict();
+        }
+        let log = self.observed.group.status.as_ref().and_then(|status| status.log.clone());
+        self.observed.group.status = Some(ReplicaGroupStatus { log, ..plan.status });
+        // A pod ends in the round after its deletion.
+        let now = self.observed.now;
+        self.observed.backups.retain(|pod| pod.metadata.deletion_timestamp.as_ref().is_none_or(|time| time.0 == now));
+        self.lead();
+        self.schedule();
+        self.observed.now += jiff::SignedDuration::from_secs(60);
+    }
+
+    /// The primary: lets go whoever is dead as long as enough are left, then takes one in that is ready.
+    fn lead(&mut self) {
+        if self.observed.app.is_empty() {
+            return;
+        }
+        let floor = self.floor();
+        let holders = self.holders();
+        let wanted = usize::from(self.observed.group.status.as_ref().unwrap().members_wanted.unwrap());
+        let ready: Vec<String> = self
+            .observed
+            .backups
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
+            .map(ResourceExt::name_any)
+            .collect();
+        let Some(members) = self.log() else { return };
+        if holders.len() >= floor {
+            members.retain(|member| holders.contains(&member.name));
+        }
+        let fresh = ready.into_iter().find(|name| members.iter().all(|member| member.name != *name));
+        if let Some(name) = fresh.filter(|_| members.len() < wanted && !holders.is_empty()) {
+            members.push(LogMember { name, boot: "0".to_owned(), control: "x".to_owned() });
+        }
+    }
+
+    fn schedule(&mut self) {
+        let mut taken: BTreeSet<String> =
+            self.observed.backups.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
+        for pod in &mut self.observed.backups {
+            let failed = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed");
+            if pod.metadata.deletion_timestamp.is_some() || failed {
+                continue;
+            }
+            if pod.spec.as_ref().unwrap().node_name.is_none() {
+                let free = self.observed.nodes.iter().find(|node| !node.unschedulable && !taken.contains(&node.name));
+                let Some(node) = free else { continue };
+                taken.insert(node.name.clone());
+                pod.spec.as_mut().unwrap().node_name = Some(node.name.clone());
+            } else if !is_ready(pod) {
+                let mut value = serde_json::to_value(&*pod).unwrap();
+                run(&mut value);
+                *pod = serde_json::from_value(value).unwrap();
+            }
+        }
+    }
+}
+
+fn run(pod: &mut serde_json::Value) {
+    pod["status"] = json!({
+        "phase": "Running",
+        "podIP": "10.0.0.2",
+        "conditions": [{"type": "ContainersReady", "status": "True"}, {"type": GATE_CAUGHT_UP, "status": "False"}],
+    });
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "ContainersReady" && condition.status == "True")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn plans_are_safe_and_reach_a_steady_state(begin in begin()) {
+        let mut world = World::new(&begin);
+        let wanted = usize::from(begin.backups);
+        let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
+        // Then a successor is always filled before anybody leaves, whoever it is that drains.
+        let always_whole = begin.has_primary && free > wanted && world.holders().len() >= wanted;
+        let mut quiet = 0;
+        for round in 0.. {
+            prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
+            let before = world.observed.group.status.clone();
+            let plan = world.plan();
+            world.check(&plan);
+            let acted = plan.actions.iter().any(|action| matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_)));
+            world.turn(plan, begin.drained);
+            let holders = world.holders().len();
+            prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
+            quiet = if acted || world.observed.group.status != before { 0 } else { quiet + 1 };
+            // Longer than any patience that is measured in rounds of a minute.
+            if quiet > 6 {
+                break;
+            }
+        }
+        // Where there are nodes enough for one to move, everything is as it should be at the end.
+        let had_copies = World::new(&begin).holders().len() >= world.floor();
+        if begin.has_primary && had_copies && free > wanted {
+            let members = world.holders();
+            prop_assert_eq!(members.len(), wanted, "members at the end");
+            prop_assert_eq!(world.observed.backups.len(), wanted, "pods at the end");
+            for pod in &world.observed.backups {
+                let node = pod.spec.as_ref().unwrap().node_name.clone().unwrap();
+                let cordoned = world.observed.nodes.iter().any(|facts| facts.name == node && facts.unschedulable);
+                prop_assert!(!cordoned, "left on a node that is drained");
+                let hash = &pod.annotations()["replication.tailwind.dev/template-hash"];
+                prop_assert!(hash != "old", "left out of date");
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Runs the fuzz targets on the stable toolchain, over committed inputs and random ones, so that they cannot rot.
+
+#[allow(unreachable_pub, reason = "cargo-fuzz has it as a crate of its own")]
+#[path = "../../fuzz/src/targets.rs"]
+mod targets;
+
+use std::path::Path;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// Runs `target` over every file of `fuzz/seeds/<name>`.
+fn run_seeds(name: &str, target: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(name);
+    let mut files = 0;
+    for entry in folder.read_dir().expect("list the seeds") {
+        let path = entry.expect("list the seeds").path();
+        let seed = std::fs::read(&path).expect("read a seed");
+        let passed = std::panic::catch_unwind(|| target(&seed));
+        assert!(passed.is_ok(), "{} fails, see above", path.display());
+        files += 1;
+    }
+    assert!(files > 0, "{name}: the seeds are missing");
+}
+
+#[test]
+fn scan_seeds() {
+    run_seeds("scan", targets::scan);
+}
+
+#[test]
+fn board_seeds() {
+    run_seeds("board", targets::board);
+}
+
+#[test]
+fn socket_request_seeds() {
+    run_seeds("socket_request", targets::socket_request);
+}
+
+#[test]
+fn socket_response_seeds() {
+    run_seeds("socket_response", targets::socket_response);
+}
+
+#[test]
+fn backup_machine_seeds() {
+    run_seeds("backup_machine", targets::backup_machine);
+}
+
+#[test]
+fn http_body_seeds() {
+    run_seeds("http_body", targets::http_body);
+}
+
+/// A header that passes for one more often than chance would have it, and a body.
+fn frame(kinds: std::ops::Range<u8>) -> impl Strategy<Value = Vec<u8>> {
+    (vec(any::<u8>(), 0..80), kinds, any::<u8>(), -2..3_i32).prop_map(|(body, kind, request, wrong)| {
+        let length = (body.len() as i32 + wrong.min(0)).max(0) as u32;
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend([kind, 0, 0, 0, request, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(body);
+        bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn scan_at_random(data in vec(any::<u8>(), 0..2000)) {
+        targets::scan(&data);
+    }
+
+    #[test]
+    fn board_at_random(data in vec(any::<u8>(), 0..150), segment in any::<u8>(), size in any::<bool>()) {
+        targets::board(&data);
+        // Mostly zeros, as boards are.
+        let mut plausible = data;
+        plausible.resize(1 + 128, 0);
+        plausible[0] |= 1;
+        plausible[1 + 24..1 + 128].fill(0);
+        plausible[1 + 24] = 1;
+        plausible[1 + 42] = if size { 0x80 } else { 1 };
+        (plausible[1 + 64 + 16], plausible[1 + 64 + 32]) = (segment, 1);
+        targets::board(&plausible);
+    }
+
+    #[test]
+    fn backup_machine_at_random(data in vec(any::<u8>(), 0..600)) {
+        targets::backup_machine(&data);
+    }
+
+    #[test]
+    fn http_body_at_random(data in vec(any::<u8>(), 0..200)) {
+        targets::http_body(&data);
+    }
+
+    #[test]
+    fn socket_request_at_random(data in vec(any::<u8>(), 0..200)) {
+        targets::socket_request(&data);
+    }
+
+    #[test]
+    fn socket_request_with_plausible_headers(frames in vec(frame(0..17), 1..4)) {
+        targets::socket_request(&frames.concat());
+    }
+
+    #[test]
+    fn socket_response_at_random(data in vec(any::<u8>(), 0..200)) {
+        targets::socket_response(&data);
+    }
+
+    #[test]
+    fn socket_response_with_plausible_headers(frames in vec(frame(128..144), 1..4)) {
+        targets::socket_response(&frames.concat());
+    }
+}

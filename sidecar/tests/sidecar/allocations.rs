@@ -1,0 +1,85 @@
+//! The record path allocates nothing: an append through the socket, placed, posted to three backups in shared memory,
+//! completed and acknowledged, counted by an allocator that counts.
+
+use std::io::{Read, Write};
+
+use crate::bench::{Bench, Client};
+use tailwind_protocol::socket::{ACK_FRAME_SIZE, Request, Response, decode_response};
+
+/// Sends these frames, turns until every ack is there, reads the acks into `acks`.
+fn exchange(bench: &mut Bench, client: &mut Client, frames: &[u8], acks: &mut [u8]) {
+    client.stream.write_all(frames).unwrap();
+    bench.settle();
+    client.stream.read_exact(acks).unwrap();
+}
+
+#[test]
+fn an_append_allocates_nothing() {
+    let mut bench = Bench::new();
+    bench.tell_followed(true);
+    let mut client = bench.client();
+    const APPENDS: usize = 500;
+    let mut frames = Vec::new();
+    for request in 0..APPENDS as u64 {
+        Request::Append { payload: &[7; 100] }.encode(request, &mut frames);
+    }
+    let mut acks = vec![0; APPENDS * ACK_FRAME_SIZE];
+    exchange(&mut bench, &mut client, &frames, &mut acks);
+    let counted = allocation_counter::measure(|| {
+        for _ in 0..20 {
+            exchange(&mut bench, &mut client, &frames, &mut acks);
+        }
+    });
+    let last = decode_response(&acks[(APPENDS - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
+    assert_eq!(last.frame, Response::Ack { lsn: 21 * APPENDS as u64 }, "every append was acknowledged");
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+#[test]
+fn an_append_through_a_ring_allocates_nothing() {
+    let mut bench = Bench::new();
+    let mut client = bench.ring_client();
+    const APPENDS: usize = 500;
+    let mut frames = Vec::new();
+    for request in 0..APPENDS as u64 {
+        Request::Append { payload: &[7; 100] }.encode(request, &mut frames);
+    }
+    let mut acks = vec![0; APPENDS * ACK_FRAME_SIZE];
+    let mut exchange = |sleeps: bool| {
+        let ring = client.ring.as_mut().unwrap();
+        ring.answers.pending().unwrap();
+        // A client that sleeps is woken through its socket, which allocates nothing either.
+        assert!(!sleeps || ring.answers.may_sleep());
+        assert_eq!(ring.requests.write(&frames).unwrap(), frames.len());
+        ring.requests.publish();
+        bench.settle();
+        assert_eq!(ring.answers.read(&mut acks).unwrap(), acks.len());
+        ring.answers.release();
+        let woken = client.stream.read(&mut [0; 100]).is_ok();
+        assert_eq!(woken, sleeps);
+    };
+    exchange(true);
+    let counted = allocation_counter::measure(|| (0..20).for_each(|round| exchange(round % 2 == 0)));
+    let last = decode_response(&acks[(APPENDS - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
+    assert_eq!(last.frame, Response::Ack { lsn: 21 * APPENDS as u64 }, "every append was acknowledged");
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+#[test]
+fn a_batch_allocates_nothing() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    let mut records = Vec::new();
+    for _ in 0..100 {
+        tailwind_protocol::socket::put_batch_record(&mut records, &[7; 100]);
+    }
+    let batch = tailwind_protocol::socket::Batch::new(100, &records).unwrap();
+    let mut frame = Vec::new();
+    Request::Batch(batch).encode(1, &mut frame);
+    let mut ack = [0; ACK_FRAME_SIZE];
+    exchange(&mut bench, &mut client, &frame, &mut ack);
+    let counted =
+        allocation_counter::measure(|| (0..20).for_each(|_| exchange(&mut bench, &mut client, &frame, &mut ack)));
+    assert_eq!(decode_response(&ack).unwrap().unwrap().frame, Response::Ack { lsn: 2100 });
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}

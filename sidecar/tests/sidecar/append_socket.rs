@@ -1,0 +1,596 @@
+//! What the append path promises to its clients, turn by turn: barriers and epochs, reads and dead clients, slots and memory.
+//!
+//! The path is turned by hand over real sockets and shared memory, so that every order of events is chosen, not hoped for.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::bench::{Bench, Client, ack};
+use tailwind_protocol::board::BEATS;
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::primary::PUBLISH_INTERVAL;
+use tailwind_protocol::socket::{
+    Batch, HELLO_HOLD, READ_ANYWHERE, Request, Role, VERSION, batch_log_size, encode_batch, put_batch_record,
+};
+use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
+
+const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0 };
+
+fn append(payload: &[u8]) -> Request<'_> {
+    Request::Append { payload }
+}
+
+/// An app that was welcomed in epoch 1 and missed epoch 2 must not be told that what it knows is up to date.
+#[test]
+fn a_barrier_has_the_epoch_of_its_connection() {
+    let mut bench = Bench::new();
+    let mut old = bench.client();
+    old.send(&[append(b"one"), Request::Barrier]);
+    assert_eq!(bench.hear(&mut old), ack(1));
+    assert_eq!(bench.hear(&mut old), "BarrierPassed { epoch: 1, last: 1 }");
+
+    bench.follow(2);
+    assert!(bench.hear(&mut old).starts_with("Role { role: Standby, epoch: 2"));
+    bench.lead(3);
+    assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
+    old.send(&[Request::Barrier]);
+    let answer = bench.hear(&mut old);
+    assert!(answer.starts_with("Error { code: NotPrimary, fatal: false"), "{answer}");
+    assert!(answer.contains("connect again"), "{answer}");
+
+    let mut new = bench.client();
+    new.send(&[Request::Barrier]);
+    assert_eq!(bench.hear(&mut new), "BarrierPassed { epoch: 3, last: 0 }");
+}
+
+/// Readers of other hosts ask for positions as often as they like. No client of this sidecar waits for a place because of that.
+#[test]
+fn positions_for_others_leave_room_for_barriers() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.settle();
+    bench.shut.store(true, Ordering::Relaxed);
+    let ask = |bench: &mut Bench| -> Vec<_> {
+        (0..100)
+            .map(|_| {
+                let (reply, position) = tokio::sync::oneshot::channel();
+                bench.command(Command::TakePosition(reply));
+                bench.settle();
+                position
+            })
+            .collect()
+    };
+    let refused = |positions: &mut Vec<tokio::sync::oneshot::Receiver<_>>| {
+        positions.retain_mut(|position| !matches!(position.try_recv(), Ok(Err(_))));
+        100 - positions.len()
+    };
+    let mut first = ask(&mut bench);
+    let full = refused(&mut first);
+    assert!((1..100).contains(&full), "{full} of 100 are refused");
+    drop(first);
+    let mut second = ask(&mut bench);
+    assert_eq!(refused(&mut second), full, "whoever is gone leaves the place to others");
+
+    client.send(&[Request::Barrier, append(b"one")]);
+    bench.settle();
+    bench.shut.store(false, Ordering::Relaxed);
+    let mut answers = [bench.hear(&mut client), bench.hear(&mut client)];
+    answers.sort();
+    assert_eq!(answers, [ack(1), "BarrierPassed { epoch: 1, last: 1 }".to_owned()]);
+    bench.settle();
+    assert!(second.iter_mut().all(|position| matches!(position.try_recv(), Ok(Ok(_)))));
+}
+
+/// Where each write costs a system call and a wake-up, appends wait for one that is on its way and go together.
+#[test]
+fn appends_are_gathered_up_to_the_channels_depth() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.settle();
+    bench.depth.store(2, Ordering::Relaxed);
+    bench.shut.store(true, Ordering::Relaxed);
+    let before = bench.posts.load(Ordering::Relaxed);
+    for payload in [b"one", b"two", b"six", b"ten"] {
+        client.send(&[append(payload)]);
+        bench.settle();
+    }
+    assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 2, "to each of three backups");
+    bench.shut.store(false, Ordering::Relaxed);
+    for lsn in 1..=4 {
+        assert_eq!(bench.hear(&mut client), ack(lsn));
+    }
+    assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 3, "the others together");
+}
+
+/// The record that each member's board names; 0 where nothing has been written.
+fn acked(bench: &Bench) -> Vec<u64> {
+    bench.boards().into_iter().map(|board| board.map_or(0, |(_, progress)| progress.acked.0)).collect()
+}
+
+/// Readers are told on every member's board, and never before the app.
+#[test]
+fn boards_show_what_is_acknowledged_and_beat() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.tell_followed(true);
+    client.send(&[append(b"one"), append(b"two")]);
+    assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
+    bench.until("news for readers", |bench| (acked(bench) == [2, 2, 2]).then_some(()));
+    let boards: Vec<_> = bench.boards().into_iter().flatten().collect();
+    assert!(boards.iter().all(|board| *board == boards[0]), "the same everywhere");
+    let (identity, before) = boards[0];
+    assert_eq!((identity.epoch.0, before.first.0), (1, 1));
+    assert!(before.end.offset <= bench.scan()[0].closure.end, "where the last append ends: marks may follow");
+
+    bench.shut.store(true, Ordering::Relaxed);
+    client.send(&[append(b"six")]);
+    bench.settle();
+    std::thread::sleep(PUBLISH_INTERVAL);
+    bench.settle();
+    assert_eq!(acked(&bench), [2, 2, 2], "written everywhere, and not confirmed");
+    bench.shut.store(false, Ordering::Relaxed);
+    assert_eq!(bench.hear(&mut client), ack(3));
+    bench.until("news for readers", |bench| (acked(bench) == [3, 3, 3]).then_some(()));
+
+    // Nobody appends: the beat goes on, so that readers know that nothing is missing.
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while bench.boards().into_iter().flatten().any(|(_, progress)| progress.beat < before.beat + BEATS) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", bench.boards());
+        bench.settle();
+    }
+}
+
+#[test]
+fn boards_are_left_alone_where_nobody_looks() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    client.send(&[append(b"one")]);
+    assert_eq!(bench.hear(&mut client), ack(1));
+    std::thread::sleep(PUBLISH_INTERVAL);
+    bench.settle();
+    assert_eq!(acked(&bench), [0; 3]);
+    bench.tell_followed(true);
+    bench.until("news for readers", |bench| (acked(bench) == [1; 3]).then_some(()));
+    bench.tell_followed(false);
+    client.send(&[append(b"two")]);
+    assert_eq!(bench.hear(&mut client), ack(2));
+    std::thread::sleep(PUBLISH_INTERVAL);
+    bench.settle();
+    assert_eq!(acked(&bench), [1; 3]);
+}
+
+/// Where a line costs the members' processors something.
+#[test]
+fn a_line_rides_with_the_next_append() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.lingers.store(true, Ordering::Relaxed);
+    bench.tell_followed(true);
+    let mut last = 0;
+    while bench.ridden.load(Ordering::Relaxed) < 30 {
+        last += 1;
+        assert!(last < 100_000, "no line rides");
+        client.send(&[append(b"record")]);
+        assert_eq!(bench.hear(&mut client), ack(last));
+        assert!(acked(&bench).iter().all(|acked| *acked < last), "it is for the next append");
+    }
+    bench.until("the last line, for which nothing comes", |bench| (acked(bench) == [last; 3]).then_some(()));
+}
+
+/// However long its ack took: no turn of `epoll` lies between the ack and the next append.
+#[test]
+fn an_app_that_was_answered_is_looked_at() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.shut.store(true, Ordering::Relaxed);
+    client.send(&[append(b"one")]);
+    bench.settle();
+    for _ in 0..1000 {
+        bench.path.turn().unwrap();
+    }
+    bench.shut.store(false, Ordering::Relaxed);
+    bench.path.turn().unwrap();
+    let before = bench.posts.load(Ordering::Relaxed);
+    client.send(&[append(b"two")]);
+    bench.path.turn().unwrap();
+    assert_eq!(bench.posts.load(Ordering::Relaxed), before + 3);
+    assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
+}
+
+/// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.
+#[test]
+fn a_read_waits_for_appends_of_a_dead_client() {
+    let mut bench = Bench::new();
+    let mut dying = bench.client();
+    bench.shut.store(true, Ordering::Relaxed);
+    dying.send(&[append(b"one"), append(b"two")]);
+    bench.settle();
+    drop(dying);
+    bench.settle();
+
+    let mut returned = bench.client();
+    returned.send(&[READ]);
+    bench.settle();
+    assert!(bench.handed_over().is_none(), "the read was served before the appends in flight");
+    // Who appends meanwhile is not waited for.
+    let mut other = bench.client();
+    other.send(&[append(b"three")]);
+    bench.settle();
+    bench.shut.store(false, Ordering::Relaxed);
+    bench.until("the read", Bench::handed_over);
+    assert_eq!(bench.hear(&mut other), ack(3));
+}
+
+/// The dead one had the highest slot, and the reader the next one.
+#[test]
+fn a_read_that_waits_keeps_its_slot() {
+    let mut bench = Bench::new();
+    let (mut reading, mut dying) = (bench.client(), bench.client());
+    bench.shut.store(true, Ordering::Relaxed);
+    dying.send(&[append(b"one")]);
+    bench.settle();
+    drop(dying);
+    reading.send(&[READ]);
+    // Without sleeping, the read itself finds out that the other is dead.
+    bench.path.turn().unwrap();
+    bench.settle();
+    bench.shut.store(false, Ordering::Relaxed);
+    bench.until("the read", Bench::handed_over);
+}
+
+/// What the dead client's socket still holds when the read is requested never lands.
+#[test]
+fn unread_appends_of_a_dead_client_never_land() {
+    let mut bench = Bench::new();
+    // Looked at before the other one in every turn.
+    let mut returned = bench.client();
+    let mut dying = bench.client();
+    dying.send(&vec![append(b"late"); 1000]);
+    drop(dying);
+    returned.send(&[READ]);
+    bench.until("the read", Bench::handed_over);
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1), "appends of the dead landed after the read");
+}
+
+/// It had not been accepted yet when the read was requested.
+#[test]
+fn appends_of_a_never_accepted_client_never_land() {
+    let mut bench = Bench::new();
+    let mut returned = bench.client();
+    let mut dying = bench.stranger();
+    let hello = Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 };
+    dying.send(&[hello, append(b"late")]);
+    drop(dying);
+    returned.send(&[READ]);
+    // Without accepting, which sleeping does.
+    bench.path.turn().unwrap();
+    assert!(bench.handed_over().is_some());
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1));
+}
+
+/// A connection that comes back from the reader after its client has died is ignored.
+#[test]
+fn appends_after_a_dead_readers_stop_never_land() {
+    let mut bench = Bench::new();
+    let mut dying = bench.client();
+    dying.send(&[READ]);
+    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    // The reader has answered the stop and gives the connection back; the append behind it is still in the socket.
+    dying.send(&[append(b"late")]);
+    drop(dying);
+    let mut returned = bench.client();
+    returned.send(&[READ]);
+    bench.until("the other read", Bench::handed_over);
+    bench.command(Command::Adopt(detached));
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1));
+}
+
+/// The role was lost and won again while the connection was with the reader.
+#[test]
+fn a_reader_with_a_stale_role_may_not_append() {
+    let mut bench = Bench::new();
+    let mut old = bench.client();
+    old.send(&[READ]);
+    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    bench.follow(2);
+    bench.settle();
+    bench.lead(3);
+    bench.command(Command::Adopt(detached));
+    assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
+    for request in [Request::Barrier, append(b"no")] {
+        old.send(&[request]);
+        let answer = bench.hear(&mut old);
+        assert!(answer.contains("NotPrimary") && answer.contains("has lost its role since"), "{answer}");
+    }
+}
+
+fn fill_slots(bench: &mut Bench) -> Vec<Client> {
+    (0..CONNECTIONS_MAX).map(|_| bench.client()).collect()
+}
+
+#[test]
+fn the_status_is_served_when_all_slots_are_in_use() {
+    let mut bench = Bench::new();
+    let mut clients = fill_slots(&mut bench);
+    let mut asking = bench.client();
+    asking.send(&[Request::Status]);
+    let question = bench.until("the question", |bench| bench.from_path.requests.try_recv().ok());
+    let ClientRequest::Status(client, request) = question else { panic!("{question:?}") };
+    // Others who come meanwhile do not push it out, however many.
+    let silent: Vec<Client> = (0..20).map(|_| bench.stranger()).collect();
+    bench.settle();
+    bench.command(Command::Answer(client, request, "{}".to_owned()));
+    assert_eq!(bench.hear(&mut asking), "StatusReport { json: \"{}\" }");
+    // Nothing else is to be had there.
+    asking.send(&[append(b"no")]);
+    let refused = bench.hear(&mut asking);
+    assert!(refused.starts_with("Error { code: Busy, fatal: true, retry_after_ms: 1000"), "{refused}");
+    assert_eq!(bench.hear(&mut asking), "Closed");
+    let mut holding = bench.stranger();
+    holding.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_HOLD }]);
+    assert!(bench.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));
+    // Those inside go on, and a slot that becomes free is used again.
+    clients[0].send(&[append(b"one")]);
+    assert_eq!(bench.hear(&mut clients[0]), ack(1));
+    clients.pop();
+    drop(silent);
+    bench.settle();
+    let mut late = bench.client();
+    late.send(&[append(b"two")]);
+    assert_eq!(bench.hear(&mut late), ack(2));
+}
+
+#[test]
+fn a_connection_keeps_its_slot_while_it_reads() {
+    let mut bench = Bench::new();
+    let mut clients = fill_slots(&mut bench);
+    clients[0].send(&[READ]);
+    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let mut late = bench.client();
+    late.send(&[append(b"no")]);
+    assert!(bench.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));
+    bench.command(Command::Adopt(detached));
+    clients[0].send(&[append(b"one")]);
+    assert_eq!(bench.hear(&mut clients[0]), ack(1));
+    // A reader that ends gives its slot up.
+    clients[0].send(&[READ]);
+    bench.until("the read", Bench::handed_over);
+    bench.command(Command::Left);
+    bench.settle();
+    let mut late = bench.client();
+    late.send(&[append(b"two")]);
+    assert_eq!(bench.hear(&mut late), ack(2));
+}
+
+/// A batch frame whose body is about `size` bytes.
+fn large_batch(size: usize) -> Vec<u8> {
+    let record = vec![7; size / 4 - 100];
+    let mut bytes = Vec::new();
+    encode_batch(9, [record.as_slice(); 4].into_iter(), &mut bytes);
+    bytes
+}
+
+/// Room for one large batch at a time, and clients that may take as long as they like unless `timeout` says otherwise.
+fn tight(timeout: Duration) -> Bench {
+    let batch_memory = Options::batch_memory_min(SegmentSize::DEFAULT);
+    Bench::with(Options { batch_memory, client_timeout: timeout, ..Bench::options() })
+}
+
+#[test]
+fn large_batches_wait_for_memory_but_small_appends_do_not() {
+    let mut bench = tight(Duration::from_secs(60));
+    let batch = large_batch(3 << 20);
+    let feed = |bench: &mut Bench, client: &mut Client, bytes: &[u8]| {
+        let mut sent = 0;
+        bench.until("the socket to take it", |_| {
+            while let Ok(count) = std::io::Write::write(&mut client.stream, &bytes[sent..]) {
+                sent += count;
+                if sent == bytes.len() {
+                    return Some(());
+                }
+            }
+            None
+        });
+    };
+    let mut half = bench.client();
+    feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
+    let mut waiting = bench.client();
+    let mut fed = 0;
+    // It is not read from any further, however often the path turns.
+    for _ in 0..2000 {
+        bench.settle();
+        fed += std::io::Write::write(&mut waiting.stream, &batch[fed..]).unwrap_or(0);
+    }
+    assert!(fed < batch.len() * 2 / 3, "{fed} bytes were taken");
+    let mut small = bench.client();
+    small.send(&[append(b"small")]);
+    assert_eq!(bench.hear(&mut small), ack(1));
+    // The first one ends its batch: its memory goes to the second.
+    half.send_bytes(&batch[batch.len() - 1..]);
+    assert_eq!(bench.hear(&mut half), ack(5));
+    feed(&mut bench, &mut waiting, &batch[fed..]);
+    assert_eq!(bench.hear(&mut waiting), ack(9));
+    // And back again, also when the one who has it dies with a batch half sent.
+    feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
+    drop(half);
+    feed(&mut bench, &mut waiting, &batch);
+    assert_eq!(bench.hear(&mut waiting), ack(13));
+}
+
+#[test]
+fn a_batch_that_stalls_halfway_is_refused() {
+    let mut bench = tight(Duration::ZERO);
+    let batch = large_batch(3 << 20);
+    let mut half = bench.client();
+    half.send_bytes(&batch[..100]);
+    // Nobody waits: it may take its time.
+    bench.settle();
+    assert_eq!(half.heard(), None);
+    let mut waiting = bench.client();
+    waiting.send_bytes(&batch[..100]);
+    let dismissed = bench.hear(&mut half);
+    assert!(dismissed.starts_with("Error { code: Busy, fatal: true") && dismissed.contains("half sent"), "{dismissed}");
+    assert_eq!(bench.hear(&mut half), "Closed");
+}
+
+#[test]
+fn a_large_non_append_frame_is_refused_at_once() {
+    let mut bench = Bench::new();
+    let header = |kind: u8| [&(3_u32 << 20).to_le_bytes()[..], &[kind, 0, 0, 0], &[0; 8]].concat();
+    let mut stranger = bench.stranger();
+    stranger.send_bytes(&header(3));
+    assert!(bench.hear(&mut stranger).contains("BadFrame, fatal: true"));
+    let mut client = bench.client();
+    client.send_bytes(&header(5));
+    assert!(bench.hear(&mut client).contains("BadFrame, fatal: true"));
+}
+
+fn hello(version_min: u16, version_max: u16, flags: u32) -> Request<'static> {
+    Request::Hello { version_min, version_max, flags }
+}
+
+#[test]
+fn the_newest_common_version_is_spoken() {
+    let mut bench = Bench::new();
+    for (oldest, newest, expected) in [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 9, 2), (0, u16::MAX, 2)] {
+        let mut client = bench.stranger();
+        client.send(&[hello(oldest, newest, 0)]);
+        let welcome = bench.hear(&mut client);
+        assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {expected}, ")), "{welcome}");
+    }
+    for (oldest, newest) in [(0, 0), (3, 3), (3, u16::MAX), (2, 1)] {
+        let mut client = bench.stranger();
+        client.send(&[hello(oldest, newest, 0)]);
+        let refused = bench.hear(&mut client);
+        assert!(refused.starts_with("Error { code: UnsupportedVersion, fatal: true"), "{refused}");
+        assert!(refused.contains("this sidecar supports versions 1 to 2"), "{refused}");
+        assert_eq!(bench.hear(&mut client), "Closed");
+    }
+}
+
+/// What came with version 2 is as unknown to a connection of version 1 as to a sidecar of then.
+#[test]
+fn version_1_knows_nothing_of_version_2() {
+    let mut bench = Bench::new();
+    for (request, kind) in [(Request::Follow { from: 1 }, 10), (Request::Position, 11)] {
+        for mut client in [bench.client_of(1), bench.stranger()] {
+            client.send(std::slice::from_ref(&request));
+            let refused = bench.hear(&mut client);
+            assert!(refused.starts_with("Error { code: BadFrame, fatal: true"), "{refused}");
+            assert!(refused.contains(&format!("unknown frame kind {kind}")), "{refused}");
+            assert_eq!(bench.hear(&mut client), "Closed");
+        }
+    }
+    bench.follow(2);
+    bench.settle();
+    let mut client = bench.client_of(1);
+    client.send(&[Request::Read { from: 1, limit: 0, flags: READ_ANYWHERE }]);
+    let refused = bench.hear(&mut client);
+    assert!(refused.starts_with("Error { code: NotPrimary, fatal: false"), "the flag is ignored: {refused}");
+}
+
+#[test]
+fn a_reader_is_a_standby_to_clients_of_version_1() {
+    let mut bench = Bench::new();
+    let mut clients = [bench.client_of(1), bench.client_of(2)];
+    // One of each is with a reader when the role changes.
+    let mut reading = [bench.client_of(1), bench.client_of(2)];
+    let detached = reading.each_mut().map(|client| {
+        client.send(&[READ]);
+        let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+        detached
+    });
+    bench.command(Command::Wait { role: Role::Reader, epoch: 2, primary: "b".to_owned() });
+    for (client, role) in clients.iter_mut().zip(["Standby", "Reader"]) {
+        let announced = bench.hear(client);
+        assert!(announced.starts_with(&format!("Role {{ role: {role}, epoch: 2")), "{announced}");
+    }
+    for ((client, detached), role) in reading.iter_mut().zip(detached).zip(["Standby", "Reader"]) {
+        bench.command(Command::Adopt(detached));
+        let announced = bench.hear(client);
+        assert!(announced.starts_with(&format!("Role {{ role: {role}, epoch: 2")), "{announced}");
+    }
+    for (version, role) in [(1, "Standby"), (2, "Reader")] {
+        let mut client = bench.stranger();
+        client.send(&[hello(version, version, 0)]);
+        let welcome = bench.hear(&mut client);
+        assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {version}, role: {role}, ")), "{welcome}");
+        // It never becomes primary: to wait for that would be in vain.
+        let mut holding = bench.stranger();
+        holding.send(&[hello(version, version, HELLO_HOLD)]);
+        let refused = bench.hear(&mut holding);
+        assert!(refused.starts_with("Error { code: NotPrimary, fatal: true"), "{refused}");
+        assert!(refused.contains("is a reader and never becomes primary"), "{refused}");
+    }
+}
+
+/// A client that computes by the document, to the byte.
+#[test]
+fn a_batch_within_the_welcome_limits_is_accepted() {
+    let segment_size = SegmentSize::MIN;
+    let mut bench = Bench::with(Options { segment_size, ..Bench::options() });
+    let mut client = bench.stranger();
+    client.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 }]);
+    let welcome = bench.hear(&mut client);
+    for told in ["batch_size_max: 32768", "record_cost: 32", "batch_cost: 8"] {
+        assert!(welcome.contains(told), "{told} is not in {welcome}");
+    }
+    let mut send = |lengths: &[usize]| {
+        let mut records = Vec::new();
+        lengths.iter().for_each(|length| put_batch_record(&mut records, &vec![7; *length]));
+        client.send(&[Request::Batch(Batch::new(lengths.len() as u32, &records).unwrap())]);
+        bench.hear(&mut client)
+    };
+    let exact = [16_384, 16_384 - 32 - 32 - 8];
+    assert_eq!(batch_log_size(32, 8, exact.into_iter()), 32_768);
+    assert_eq!(send(&exact), ack(2));
+    assert!(send(&[16_384, exact[1] + 1]).starts_with("Error { code: TooLarge, fatal: false"));
+    let empty = vec![0; (32_768 - 8) / 32];
+    assert_eq!(send(&empty), ack(2 + empty.len() as u64));
+    assert!(send(&vec![0; empty.len() + 1]).starts_with("Error { code: TooLarge, fatal: false"));
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    let mut ask = |request: Request<'_>, words: &str| {
+        client.send(&[request]);
+        let answer = bench.hear(&mut client);
+        assert!(answer.contains(words), "`{words}` is not in {answer}");
+    };
+    let read = |from| Request::Read { from, limit: 0, flags: 0 };
+    ask(read(0), "cannot read from LSN 0: the first record of a log is LSN 1");
+    ask(read(2), "cannot read from LSN 2: no record has been acknowledged yet; the first is LSN 1");
+    ask(Request::Trim { below: 2 }, "cannot trim below LSN 2: no record has been acknowledged yet");
+    ask(append(b"one"), "lsn: 1");
+    ask(read(3), "cannot read from LSN 3: LSN 1 is the last acknowledged record; read from LSN 2 at most");
+    ask(read(u64::MAX), "LSN 1 is the last acknowledged record");
+    ask(Request::Trim { below: 3 }, "cannot trim below LSN 3: LSN 1 is the last acknowledged record");
+    // An idle connection has had no append that was not taken: it hears what is so.
+    bench.follow(2);
+    bench.lead(3);
+    bench.settle();
+    client.heard_all();
+    client.send(&[append(b"no")]);
+    let answer = bench.hear(&mut client);
+    assert!(answer.contains("this sidecar has lost its role since this connection was made"), "{answer}");
+    bench.follow(4);
+    let mut early = bench.client();
+    early.send(&[append(b"no"), append(b"nor this")]);
+    let answers = [bench.hear(&mut early), bench.hear(&mut early)];
+    assert!(answers[0].contains("this sidecar is not primary; sidecar b is"), "{answers:?}");
+    bench.lead(5);
+    assert!(bench.hear(&mut early).starts_with("Role"));
+    early.send(&[append(b"nor this")]);
+    assert!(bench.hear(&mut early).contains("an earlier append of this connection was not taken"));
+}

@@ -1,0 +1,18 @@
+//! Tests of the append path, of the backup daemon and of commands: one program, because each program takes long to compile and to link.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+#[allow(dead_code, reason = "unit tests use the rest")]
+#[path = "../support/authority.rs"]
+mod authority;
+#[path = "../support/bench.rs"]
+mod bench;
+
+mod allocations;
+mod append_socket;
+mod backup_daemon;
+mod daemon;
+mod follow_command;
+mod measures;
+mod reader;
+mod ring;
+mod terms;
