@@ -215,6 +215,23 @@ fn alerts_and_runbooks_match() {
     assert_eq!(alerts, pages.collect());
 }
 
+/// Cargo reads the manifest of every member, whichever it builds.
+#[test]
+fn images_are_built_from_every_workspace_member() {
+    let manifest = read("Cargo.toml");
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = ")).unwrap();
+    let members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+    assert!(members.contains(&"sidecar/protocol/fuzz"), "{members:?}");
+    let ignored = read(".dockerignore");
+    let (sent, left_out): (Vec<&str>, Vec<&str>) = ignored.lines().skip(2).partition(|line| line.starts_with('!'));
+    for member in members {
+        let path = format!("{member}/");
+        assert!(sent.iter().any(|folder| path.starts_with(&folder[1..])), ".dockerignore lacks {member}");
+        let of_member = |pattern: &&&str| path.contains(pattern.trim_start_matches("**"));
+        assert_eq!(left_out.iter().find(of_member), None, "{member}");
+    }
+}
+
 /// By name, in the text of the programs: a metric that was renamed leaves an alert that never fires.
 #[test]
 fn alerts_and_dashboard_use_existing_metrics() {
