@@ -49,7 +49,7 @@ pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned
         let mut trial = object.clone();
         trial.metadata.name = Some(format!("{name}{TRIAL}"));
         let dry = PostParams { dry_run: true, field_manager: Some(MANAGER.to_owned()) };
-        api.create(&dry, &trial).await.doing(|| format!("try whether {name} can be made anew"))?;
+        api.create(&dry, &trial).await.doing(|| format!("check whether {name} can be recreated"))?;
         gone(api.delete(&name, &of_uid(old.uid())).await.map(drop)).doing(doing)?;
     }
     api.patch(&name, &params, &Patch::Apply(object)).await.map(drop).doing(doing)
@@ -148,7 +148,7 @@ mod tests {
             _ => written(),
         })
         .await;
-        assert!(result.unwrap_err().to_string().contains("try whether orders can be made anew"));
+        assert!(result.unwrap_err().to_string().contains("check whether orders can be recreated"));
         assert!(!calls.iter().any(|call| call.starts_with("DELETE")), "{calls:?}");
     }
 

@@ -176,7 +176,7 @@ impl Disk {
             Ok(()) => Ok(Rewritten::Done),
             Err(error) if is_full(&error) => {
                 let (folder, segment) = (self.path().display(), identity.segment);
-                warn!(%folder, %segment, %error, "no room to write a segment file anew: it stays as it is until the next start");
+                warn!(%folder, %segment, %error, "no room to rewrite a segment file: it stays as it is until the next start");
                 Ok(Rewritten::NoRoom)
             }
             Err(error) => Err(error),

@@ -224,7 +224,7 @@ impl Ledger {
             Err(CreateError::Full(error)) => {
                 if !std::mem::replace(&mut self.cramped, true) {
                     let folder = folder.path().display();
-                    warn!(%folder, %error, "no room to write the ledger anew: going on in the space that it has. Make room");
+                    warn!(%folder, %error, "no room to rewrite the ledger: it grows in the space that it has. Free space on this disk");
                 }
                 Ok(false)
             }

@@ -68,8 +68,8 @@ pub enum PromiseError {
     /// Neither block is sound.
     #[error(
         "promise file {path} is damaged ({first}; {second}): which epoch this backup has promised is unknown, so it must \
-         not serve its log again. If the group is well without this backup, start it with an empty pool and flush folder, \
-         and the group fills it anew; keep the old ones until then, and never do so at two backups at once"
+         not serve its log again. If the group is well without this backup, start it with an empty pool and flush folder. \
+         The group copies the log to it; keep the old folders until it has, and never do this at two backups at once"
     )]
     Damaged {
         /// The file.

@@ -32,9 +32,10 @@ use crate::memory::Memory;
 use crate::promise::{MemberState, PromiseFile};
 use crate::table::{Owner, Rows, SlotTable};
 
-/// What people may do whose folders cannot be put together again. Who empties every member's folders removes the log.
-const ONE_BACKUP_ONLY: &str = "Only at one backup, and only while the group is well without it: start it with a new, empty \
-                               --pool and --flush-dir, and the group fills it anew; keep the old folders until then";
+/// What to do if the folders cannot be put together again. Emptying every member's folders would remove the log.
+const ONE_BACKUP_ONLY: &str = "If that is impossible: only at one backup, and only while the group is well without it, start \
+                               that backup with a new, empty --pool and --flush-dir. The group copies the log to it; keep the \
+                               old folders until it has";
 
 /// Where a backup lives.
 #[derive(Clone, Debug)]

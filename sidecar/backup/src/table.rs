@@ -96,7 +96,7 @@ pub enum TableError {
     /// An entry is not what was written.
     #[error(
         "slot table {path} is damaged ({what}): whose buffers these are is unknown. If the group is well without this backup, \
-         start it with another --pool, and the group fills it anew; keep the old one until then, and never do so at two \
+         start it with another --pool. The group copies the log to it; keep the old pool until it has, and never do this at two \
          backups at once"
     )]
     Damaged {

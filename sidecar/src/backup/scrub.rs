@@ -2,7 +2,7 @@
 //! member has a sound copy.
 //!
 //! Started by [`run`](super::run); asks the [`actor`](super::actor) what is closed and tells it what has rotted. The primary
-//! has that installed anew. See "Scrub and repair" in `docs/protocol.md`.
+//! then has that copy replaced. See "Scrub and repair" in `docs/protocol.md`.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -55,7 +55,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         recover_from_disk: desired.recover_from_disk,
     };
     if let Some(accepted) = &rules.accept_loss {
-        tracing::warn!(%accepted, "ordered: the log may end early, whatever was acknowledged beyond");
+        tracing::warn!(%accepted, "ordered: the log may end early, even if later records were acknowledged");
     }
     if let Some(log) = &rules.recover_from_disk {
         tracing::warn!(%log, "ordered: recover the log from disk");
