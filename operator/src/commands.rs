@@ -23,16 +23,16 @@ pub struct InjectOptions {
     /// The ReplicaGroup, as YAML; `kubectl get rg NAME -o yaml` prints it
     #[arg(long, value_name = "FILE")]
     pub group: PathBuf,
-    /// Pods, Deployments, StatefulSets and the like, as YAML; - reads standard input
+    /// Pods, Deployments, StatefulSets and the like, as YAML; `-` reads standard input
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub file: PathBuf,
-    /// Image of the sidecar, where the group's spec.image pins no other
-    #[arg(long, env = "TAILWIND_SIDECAR_IMAGE")]
+    /// Image of the sidecar, unless the group's spec.image names another
+    #[arg(long, env = "TAILWIND_SIDECAR_IMAGE", value_name = "IMAGE")]
     pub sidecar_image: String,
-    /// The cluster's version: from 1.29 on the sidecar starts before the app and stops after it
-    #[arg(long, default_value_t = ServerVersion::TARGET)]
+    /// The cluster's version: since 1.29, the sidecar starts before the app and stops after it
+    #[arg(long, value_name = "VERSION", default_value_t = ServerVersion::TARGET)]
     pub server_version: ServerVersion,
-    /// Who chooses the users of pods: pods themselves, or OpenShift, which refuses pods that name some
+    /// The kind of cluster, which decides who chooses the users and groups of pods
     #[arg(long, value_enum, default_value = "kubernetes")]
     pub platform: Platform,
 }

@@ -12,11 +12,11 @@ const OPENSHIFT_GROUP: &str = "security.openshift.io";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {
-    /// The pods themselves.
+    /// Pods choose, as in every cluster but OpenShift
     #[default]
     Kubernetes,
-    /// The cluster, from a range of each namespace: it refuses pods that name users or groups outside of it.
-    /// <https://docs.openshift.com/container-platform/latest/authentication/managing-security-context-constraints.html>
+    /// The cluster chooses, from a range for each namespace, and refuses pods that name others
+    // See <https://docs.openshift.com/container-platform/latest/authentication/managing-security-context-constraints.html>
     #[value(name = "openshift")]
     OpenShift,
 }

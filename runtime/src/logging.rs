@@ -26,7 +26,7 @@ pub struct LogOptions {
     #[arg(help_heading = "Logging")]
     #[arg(value_parser = parse_filter)]
     pub log: String,
-    /// How log lines look: text on a terminal, json for collectors
+    /// Format of log lines
     #[arg(long, env = "TAILWIND_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
     #[arg(help_heading = "Logging")]
     pub log_format: LogFormat,

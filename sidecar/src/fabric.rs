@@ -53,24 +53,31 @@ pub enum FabricOption {
     Tcp,
     /// For ./bench only: messages through shared memory that backups answer, one at a time
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     RpcShm,
     /// For ./bench only: the same, several at a time
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     RpcPipelinedShm,
     /// For ./bench only: a log in each backup's memory, which the backup applies later. Loses records with its process
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     RingShm,
     /// For ./bench only: messages over TCP that backups answer, one at a time
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     RpcTcp,
     /// For ./bench only: the same, several at a time
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     RpcPipelinedTcp,
     /// For ./bench only: messages through shared memory, which each backup writes on to the next
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     ChainShm,
     /// For ./bench only: messages over TCP, which each backup writes on to the next
     #[cfg(feature = "baselines")]
+    #[value(hide = true)]
     ChainTcp,
 }
 
@@ -149,8 +156,8 @@ pub struct DataOptions {
     /// Address of the tcp fabric [default: the address of --listen and any free port]
     #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "IP:PORT", value_parser = address)]
     pub data_listen: Option<SocketAddr>,
-    /// How long a connection of the tcp fabric is polled after its last bytes, in microseconds, before its thread sleeps. Saves
-    /// a record that comes within that time a wake-up, and takes a processor for itself while records come
+    /// How long the thread that copies records from a connection of the tcp fabric busy-waits after the last byte, before it
+    /// sleeps. Saves a wake-up per record, and takes a whole CPU while records arrive
     #[arg(long, env = "TAILWIND_DATA_SPIN_US", default_value_t = 0, value_name = "US")]
     #[arg(value_parser = number::<u64>(0, 1_000_000))]
     pub data_spin_us: u64,

@@ -117,7 +117,7 @@ Examples:
   For apps that only read:
     tailwind-sidecar run --reader --name reader --listen 127.0.0.1:7412 --socket /run/tailwind/reader.sock
 
-Every option is also a variable. Exit codes: 0 if ended by SIGTERM or SIGINT; 1 if it failed; 2 if the \
+Every option can also be set by an environment variable. Exit codes: 0 if ended by SIGTERM or SIGINT; 1 if it failed; 2 if the \
 command line is invalid";
 
 /// Run a sidecar: primary, or a standby that takes over when the primary dies.
@@ -130,23 +130,24 @@ pub struct RunOptions {
     /// This sidecar's name, unique in the group; in Kubernetes the pod's name [default: the host's name]
     #[arg(long, env = "TAILWIND_NAME")]
     pub name: Option<SidecarId>,
-    /// A backup that may be used; repeat for each one, spares included
+    /// A backup that may be used; repeat for each one, spares included. Required unless --replica-group or --reader is given
     #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',')]
     #[arg(required_unless_present_any = ["replica_group", "reader"])]
     pub backup: Vec<BackupAddress>,
     /// Number of copies, 1 to 7: with r copies the log survives r - 1 failures at once. Three is the usual choice
-    #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3, value_parser = number::<u8>(1, COPIES_MAX))]
+    #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3, value_name = "N", value_parser = number::<u8>(1, COPIES_MAX))]
     pub backups: u8,
     /// Fewest copies for appends: a smaller number favours availability, a larger one safety [default: half of --backups,
     /// rounded up]
-    #[arg(long, env = "TAILWIND_MIN_IN_SYNC", value_parser = number::<u8>(1, COPIES_MAX))]
+    #[arg(long, env = "TAILWIND_MIN_IN_SYNC", value_name = "N", value_parser = number::<u8>(1, COPIES_MAX))]
     pub min_in_sync: Option<u8>,
-    /// What an ack promises: memory of every member; battery, the same with attested hold-up power; flushed, also disk
+    /// What an ack promises. `memory`: the record is in the memory of every member; `battery`: the same, with attested hold-up
+    /// power; `flushed`: it is also on the disk of every member
     #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory")]
     pub durability: Durability,
-    /// Segment size, a power of two from 64KiB to 64MiB: larger segments take more memory (6 of them here), smaller ones
-    /// more control calls. At most the backups' segment size
-    #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_parser = parse_segment_size)]
+    /// Segment size, a power of two from 64KiB to 64MiB, and at most the backups' segment size. Larger segments take more
+    /// memory (6 of them in this process), smaller ones more control calls
+    #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE", value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
     /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
     /// hard links, but not locks. Later versions are numbered files beside it. With --reader it is only read
@@ -154,7 +155,7 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Only read: serve reads and follows of the log to apps on this host, and never become primary. Needs no --backup, since the
-    /// config store tells who the members are
+    /// config store names the members
     #[arg(long, env = "TAILWIND_READER")]
     pub reader: bool,
 
@@ -166,13 +167,13 @@ pub struct RunOptions {
     /// sidecar's own user]
     #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',', help_heading = heading::APPS)]
     pub allow_uid: Vec<AllowedUid>,
-    /// Clients that may append through shared memory at a time: 384 KiB each, and no system calls while both sides are busy.
-    /// Further ones, and those that do not ask for it, use the socket; with 0 all do
-    #[arg(long, env = "TAILWIND_RINGS", default_value_t = 64, value_parser = number::<u64>(0, 64))]
+    /// Number of clients that may append through shared memory at the same time. Each takes 384 KiB, and makes no system calls
+    /// while both sides are busy. All other clients use the socket
+    #[arg(long, env = "TAILWIND_RINGS", default_value_t = 64, value_name = "N", value_parser = number::<u64>(0, 64))]
     #[arg(help_heading = heading::APPS)]
     pub rings: u64,
-    /// Memory for batches in transit from clients, over all connections: with more, more large batches arrive in parallel;
-    /// the others wait. At least half of --segment-size and 16 bytes, so that the largest batch fits
+    /// Memory for batches in transit from clients, over all connections: the more there is, the more large batches arrive in
+    /// parallel. At least half of --segment-size plus 16 bytes, so that the largest batch fits
     #[arg(long, env = "TAILWIND_BATCH_MEMORY", default_value = "64MiB", value_parser = parse_size, value_name = "SIZE")]
     #[arg(help_heading = heading::APPS)]
     pub batch_memory: u64,
@@ -182,8 +183,8 @@ pub struct RunOptions {
     #[arg(value_parser = number::<u64>(1, u64::MAX), help_heading = heading::APPS)]
     pub client_timeout_ms: u64,
 
-    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS. `[::]` is every address,
-    /// IPv4 too; where the kernel has no IPv6 it stands for 0.0.0.0
+    /// Address of the control RPC, for heartbeats and status. Any address but loopback needs TLS. `[::]` means every address,
+    /// IPv4 included; if the kernel has no IPv6, it means 0.0.0.0
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT", value_parser = address)]
     #[arg(help_heading = heading::NETWORK)]
     pub listen: SocketAddr,
@@ -227,8 +228,8 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300, value_name = "MS")]
     #[arg(value_parser = number::<u64>(1, 3_600_000), help_heading = heading::TIMING)]
     pub heartbeat_silence_ms: u64,
-    /// How long a standby to which no app is connected lets others go first when the primary is gone, or when there is none
-    /// yet: 2000 where apps may be missing on some hosts, as in Kubernetes; with 0 all stand alike
+    /// How long a standby without a connected app waits before it tries to become primary, so that standbys with an app win.
+    /// Use 2000 if apps may be missing on some hosts, as in Kubernetes; with 0, all standbys are alike
     #[arg(long, env = "TAILWIND_APP_WAIT_MS", default_value_t = 0, value_name = "MS")]
     #[arg(value_parser = number::<u64>(0, 3_600_000), help_heading = heading::TIMING)]
     pub app_wait_ms: u64,
@@ -260,8 +261,8 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME", help_heading = heading::KUBERNETES)]
     #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "recover_from_disk", "durability", "segment_size", "fabric"])]
     pub replica_group: Option<GroupPath>,
-    /// Service that leads to the primary: while this sidecar is primary it keeps its address in the EndpointSlice of this name.
-    /// The operator makes both, and sets this
+    /// Service that leads to the primary: while this sidecar is primary, it keeps its address in the EndpointSlice of this name.
+    /// The operator creates both, and sets this option
     #[arg(long, env = "TAILWIND_PRIMARY_SERVICE", value_name = "NAME", requires = "replica_group")]
     #[arg(help_heading = heading::KUBERNETES)]
     pub primary_service: Option<String>,

@@ -23,7 +23,7 @@ Examples:
     tailwind-sidecar backup --group orders --listen [::]:7420 --advertise-ip 10.0.0.7 --fabric tcp \\
       --tls-ca ca.pem --tls-cert backup.pem --tls-key backup.key
 
-Every option is also a variable. Exit codes: 0 if ended by SIGTERM, SIGINT or SIGPWR with everything on \
+Every option can also be set by an environment variable. Exit codes: 0 if ended by SIGTERM, SIGINT or SIGPWR with everything on \
 disk; 1 if it failed; 2 if the command line is invalid";
 
 /// Lend memory to a group's log, and keep its closed segments on disk
@@ -38,8 +38,8 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_NAME")]
     pub name: Option<MemberId>,
 
-    /// Address of the control RPC. Any address but loopback needs TLS. `[::]` is every address, IPv4 too; where the kernel has no
-    /// IPv6 it stands for 0.0.0.0. Port 0 takes any free port, see --port-file
+    /// Address of the control RPC. Any address but loopback needs TLS. `[::]` means every address, IPv4 included; if the kernel
+    /// has no IPv6, it means 0.0.0.0. Port 0 takes any free port, see --port-file
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7420", value_name = "IP:PORT", value_parser = address)]
     #[arg(help_heading = heading::NETWORK)]
     pub listen: SocketAddr,
@@ -78,7 +78,7 @@ pub struct BackupOptions {
     pub pool: Option<PathBuf>,
     /// Number of buffers to lend: at least three (one being filled, one ready, one for images that repair a copy), and more
     /// for segments that wait for the disk
-    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = parse_buffers)]
+    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_name = "N", value_parser = parse_buffers)]
     #[arg(help_heading = heading::MEMORY)]
     pub buffers: u32,
     /// Buffer size, such as 8MiB or 64KiB: a power of two, at least the group's segment size
@@ -91,7 +91,7 @@ pub struct BackupOptions {
     /// [default: /var/lib/tailwind/GROUP/NAME]
     #[arg(long, env = "TAILWIND_FLUSH_DIR", value_name = "DIR", help_heading = heading::DISK)]
     pub flush_dir: Option<PathBuf>,
-    /// Write bandwidth of the flush folder per second, such as 200MiB; measured at the start when not given
+    /// Write bandwidth of the flush folder per second, such as 200MiB; measured at the start if not given
     #[arg(long, env = "TAILWIND_FLUSH_BANDWIDTH", value_parser = parse_size, value_name = "SIZE")]
     #[arg(help_heading = heading::DISK)]
     pub flush_bandwidth: Option<u64>,
@@ -105,8 +105,8 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_SCRUB_RATE", default_value = "16MiB", value_parser = parse_size, value_name = "SIZE")]
     #[arg(help_heading = heading::DISK)]
     pub scrub_rate: u64,
-    /// Seconds that this host keeps running after a power failure (or has to stop): the backup lends no more than it can
-    /// flush in that time
+    /// Seconds that this host keeps running after a power failure, or that a stop may take: the backup lends no more than it
+    /// can flush in that time
     #[arg(long, env = "TAILWIND_HOLD_UP", default_value_t = 30, value_name = "SECONDS", help_heading = heading::DISK)]
     #[arg(value_parser = number::<u64>(1, 86_400))]
     pub hold_up: u64,

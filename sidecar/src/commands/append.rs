@@ -59,20 +59,20 @@ pub struct AppendOptions {
     /// Input file; standard input if not given, or `-`
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Framing of the records in the input: lines for text, length for anything
+    /// Framing of the records in the input: lines for text, length for any bytes
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = InputFraming::Lines)]
     framing: InputFraming,
     /// Append batches of this many records: all or none of a batch survive a failure. For records that depend on each
     /// other; single records are as fast. The last batch may be smaller
     #[arg(long, value_name = "N", value_parser = number::<usize>(1, u64::MAX))]
     batch: Option<usize>,
-    /// Skip the first records of the input: to resume where an earlier run stopped. The input must have as many
+    /// Skip the first records of the input: to resume where an earlier run stopped. The input must have at least as many
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::<u64>(0, u64::MAX))]
     skip: u64,
     /// Print each record's LSN to standard output once it is acknowledged
     #[arg(long)]
     print_lsn: bool,
-    /// In the end, wait until everything is on disk at every member
+    /// Finally, wait until everything is on disk at every member
     #[arg(long)]
     sync: bool,
     /// When the primary is lost, wait for one (as --wait does) and resume, without loss or duplicates. Only for a single

@@ -11,7 +11,7 @@ use tailwind_client::blocking::Client;
 use tailwind_client::{Error, FollowEvent, Lsn};
 
 use super::read::{LOOK_UP_EVERY, Output, OutputOptions, Start, WRITE, copy_tail, go_on, is_abandoned};
-use super::target::{Target, WAIT_FOR_ANY};
+use super::target::{FIRST_OF_SOCKETS, Target, WAIT_FOR_ANY};
 use super::tell;
 
 /// Write records to standard output as they are acknowledged, at a sidecar of any role, until it becomes primary.
@@ -20,6 +20,7 @@ use super::tell;
     after_help = "Example:\n  What a standby app does all its life:\n    tailwind-sidecar follow --wait --go-on | app\n\n\
                   Exit codes: 0 once the sidecar is primary and every acknowledged record has been written, or when the \
                   output is closed; 1 if something failed; 2 if the command line is invalid",
+    mut_arg("socket", |socket| socket.help(FIRST_OF_SOCKETS)),
     mut_arg("wait", |wait| wait.help(WAIT_FOR_ANY))
 )]
 pub struct FollowOptions {
@@ -27,7 +28,7 @@ pub struct FollowOptions {
     /// next one to come)
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
-    /// Go on once the sidecar is primary, and after it has lost the role again
+    /// Continue once the sidecar is primary, and after it has lost the role again
     #[arg(long)]
     go_on: bool,
     /// Report the lag on standard error, at most twice a second; otherwise only when the view becomes stale or fresh

@@ -14,9 +14,9 @@ const PREFIX_SIZE: usize = 4;
 /// How records stand in the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum InputFraming {
-    /// One record per line, without its newline: for text
+    /// One record per line, without its newline
     Lines,
-    /// Each record after its length, 4 bytes, little-endian: for anything
+    /// Each record after its length, 4 bytes, little-endian
     Length,
 }
 
@@ -33,11 +33,11 @@ impl InputFraming {
 /// How records stand in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFraming {
-    /// Each record and a newline: for text without newlines
+    /// Each record and a newline
     Lines,
-    /// Each record after its length, 4 bytes, little-endian: for anything; append accepts it
+    /// Each record after its length, 4 bytes, little-endian; `append` accepts it
     Length,
-    /// Each record as hexadecimal digits and a newline: for inspection
+    /// Each record as hexadecimal digits and a newline
     Hex,
 }
 

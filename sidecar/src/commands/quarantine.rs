@@ -43,7 +43,7 @@ enum QuarantineCommand {
                         line is invalid"
 )]
 struct ListOptions {
-    /// The backup's flush folder, in place of --flush-dir, or --group and --name
+    /// The backup's flush folder, instead of --flush-dir, or --group and --name
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
     #[command(flatten)]
@@ -52,8 +52,8 @@ struct ListOptions {
 
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "Exit codes: 0 if all of them are gone; 1 if not: with a name that is none of these files, nothing is \
-                        deleted; 2 if the command line is invalid"
+    after_help = "Exit codes: 0 if all of them are deleted; 1 if not (if a name is none of these files, nothing is \
+                        deleted); 2 if the command line is invalid"
 )]
 struct ReleaseOptions {
     #[command(flatten)]
@@ -61,7 +61,7 @@ struct ReleaseOptions {
     /// Files to delete, by the names that `list` prints
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
-    /// Delete every file in quarantine. What the backup moved aside stays: it goes by name only
+    /// Delete every file in quarantine. Files that the backup moved aside stay; delete those by name
     #[arg(long, conflicts_with = "names")]
     all: bool,
 }

@@ -85,7 +85,7 @@ impl fmt::Display for Start {
 /// Output format.
 #[derive(Args, Clone, Debug)]
 pub struct OutputOptions {
-    /// Framing of the records: lines for text, length for anything, hex for inspection
+    /// Framing of the records: lines for text without newlines, length for any bytes, hex for inspection
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = OutputFraming::Lines)]
     framing: OutputFraming,
     /// Write each record's LSN and a tab before it: to know where to resume. Not with --framing length

@@ -31,8 +31,8 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// The sidecars to talk to.
 #[derive(Args, Clone, Debug)]
 pub struct Sockets {
-    /// The sidecar's socket. If several sidecars of the group are on this host, give all their sockets: the primary's is
-    /// used [default: /run/tailwind/GROUP.sock]
+    /// The sidecar's socket. If several sidecars of the group are on this host, give all their sockets
+    /// [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", value_delimiter = ',', help_heading = HEADING)]
     socket: Vec<PathBuf>,
     /// The group of the log; gives the socket's default path
@@ -46,6 +46,7 @@ pub struct Sockets {
 
 /// The sidecar to talk to, which may have to be waited for.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("socket", |socket| socket.help(PRIMARY_OF_SOCKETS)))]
 pub struct Target {
     /// Where it is.
     #[command(flatten)]
@@ -55,6 +56,12 @@ pub struct Target {
     wait: bool,
 }
 
+/// What `--socket` says for commands that the primary answers.
+const PRIMARY_OF_SOCKETS: &str = "The sidecar's socket. If several sidecars of the group are on this host, give all their \
+                                  sockets: the primary's is used [default: /run/tailwind/GROUP.sock]";
+/// And for commands that any sidecar answers.
+pub(super) const FIRST_OF_SOCKETS: &str = "The sidecar's socket. If several sidecars of the group are on this host, their sockets \
+                                           may all be given: the first that answers is used [default: /run/tailwind/GROUP.sock]";
 /// What `--wait` says for commands that any sidecar answers.
 pub(super) const WAIT_FOR_ANY: &str =
     "Wait until the sidecar runs, whatever its role, without a time limit: for scripts that may start first";
