@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes what is generated in charts/, manifests/ and docs/: the definition, the operator's rights, the table of values in the
-# chart's README, docs/reference/kubernetes.md, and manifests/install.yaml, which is the chart with its defaults.
+# chart's README, the pages of docs/reference, and manifests/install.yaml, which is the chart with its defaults.
 #   scripts/manifests.sh          writes them
 #   scripts/manifests.sh --check  lints the chart and says what would change. Part of ./check; ends with 77 where the Helm
 #                                 engine cannot be had
@@ -25,7 +25,7 @@ main() {
             write_install
             cp -r "$work/$CHART/." "$CHART/"
             cp "$work/manifests/install.yaml" manifests/install.yaml
-            cp "$work/docs/reference/kubernetes.md" docs/reference/kubernetes.md
+            cp "$work"/docs/reference/*.md docs/reference/
             ;;
         --check)
             compare
@@ -39,10 +39,14 @@ main() {
 }
 
 write_texts() {
+    local page
     cp crds/replicagroups.yaml "$work/$CHART/files/"
     build_tests
     "$(built debug)/tailwind-operator" permissions >"$work/$CHART/files/permissions.yaml"
     "$(built debug)/tailwind-crds" reference >"$work/docs/reference/kubernetes.md"
+    for page in commands metrics; do
+        "$(built debug)/tailwind-reference" $page >"$work/docs/reference/$page.md"
+    done
     python3 scripts/values_table.py "$CHART/values.yaml" "$CHART/README.md" >"$work/$CHART/README.md"
 }
 

@@ -9,6 +9,7 @@ mod apply;
 mod authority;
 mod cache;
 mod capacity;
+pub mod command_line;
 pub mod commands;
 mod context;
 mod controller;

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -215,9 +216,9 @@ impl Metrics {
         let mut now = Snapshot::new([]);
         now.process();
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        now.info("tailwind_operator_info", "Which version this is.", [("version", version)]);
+        now.info("tailwind_operator_info", "The version of this operator.", [("version", version)]);
         let is_leader = self.is_leader.clone();
-        now.register("tailwind_operator_leader", "Whether this replica is the one that writes.", is_leader);
+        now.register("tailwind_operator_leader", "1 when this replica is the one that writes.", is_leader);
         now.register("tailwind_operator_reconciles_total", "Reconciles.", self.reconciles.clone());
         let errors = self.errors.clone();
         now.register("tailwind_operator_reconcile_errors_total", "Reconciles that failed, by class.", errors);
@@ -225,7 +226,7 @@ impl Metrics {
         now.register("tailwind_operator_reconcile_seconds_total", "Time spent in reconciles.", seconds);
         let requests = self.api_requests.clone();
         now.register("tailwind_operator_api_requests_total", "Requests to the API server.", requests);
-        now.register("tailwind_operator_actions_total", "What was done, by kind.", self.actions.clone());
+        now.register("tailwind_operator_actions_total", "Actions carried out, by kind.", self.actions.clone());
         now.register("tailwind_operator_injections_total", "Answers of the webhook.", self.injections.clone());
         now.register("tailwind_group_phase", "1 for the phase that a group is in.", phases);
         let help = "1 for the status that a condition of a group has, 0 for the others.";
@@ -235,7 +236,7 @@ impl Metrics {
         now.register("tailwind_group_members", "Copies that a group has.", members);
         now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
         now.register("tailwind_group_readers", "Pods that read a group's log.", readers);
-        let help = "Of the first 32 by name: readers that status.readers shows as stale.";
+        let help = "Readers, of the first 32 by name, that status.readers shows as stale.";
         now.register("tailwind_group_readers_stale", help, stale_readers);
         let name = "tailwind_group_certificates_end_timestamp_seconds";
         now.register(name, "When the first of a group's certificates expires.", end);
@@ -256,6 +257,37 @@ impl Metrics {
             now.register("tailwind_operator_rollouts", help, counts);
         }
         now
+    }
+
+    /// Every metric, with a sample of each: for the reference.
+    pub fn example() -> Snapshot {
+        let metrics = Metrics::default();
+        metrics.requested("get", "pods".to_owned());
+        metrics.reconciled(Duration::ZERO, Some("conflict"));
+        metrics.acted(&Action::ForgetSwitchover);
+        metrics.injected("injected");
+        let condition = Condition {
+            type_: CONDITIONS[0].to_owned(),
+            status: STATUSES[0].0.to_owned(),
+            reason: String::new(),
+            message: String::new(),
+            observed_generation: None,
+            last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        };
+        let status = ReplicaGroupStatus {
+            phase: Some(Phase::Ready),
+            members: Some(3),
+            members_wanted: Some(3),
+            reader_count: Some(0),
+            conditions: vec![condition],
+            ..Default::default()
+        };
+        let reported = Reported { damaged: Some(0), stale_readers: Some(0) };
+        metrics.saw("shop", "orders", &status, Some(0), reported);
+        metrics.refused("shop", "stock", "other/tailwind-operator");
+        let (rollouts, _woken) = Rollouts::new(1);
+        metrics.set_rollouts(Arc::new(rollouts));
+        metrics.snapshot()
     }
 
     fn of_groups(&self) -> GroupSamples {
@@ -293,8 +325,6 @@ fn labels(namespace: &str, name: &str) -> GroupLabels {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
     use super::*;
 
     #[test]

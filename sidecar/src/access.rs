@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use tailwind_protocol::ids::GroupName;
 use tailwind_runtime::http::Authentication;
-use tailwind_runtime::metrics::Snapshot;
 use tokio::task::JoinHandle;
 
 use crate::tls::{PeerRole, Tls, TlsOptions};
@@ -52,9 +51,9 @@ impl Access {
         }
     }
 
-    /// Metrics on it.
-    pub fn measure(&self, now: &mut Snapshot) {
-        self.tls().iter().for_each(|tls| tls.measure(now));
+    /// Whether the certificate files cannot be used now; `None` if there are none.
+    pub fn reload_fails(&self) -> Option<bool> {
+        self.tls().map(Tls::reload_fails)
     }
 
     /// What an endpoint demands of its callers: to be a sidecar or a reader of this group, or to know its token, which says

@@ -55,7 +55,9 @@ use pull::Puller;
 use quarantine::Quarantine;
 use routes::Service;
 use scrub::Scrub;
+use sending::Places;
 use status::About;
+pub use status::example as example_metrics;
 
 /// Power is about to go (`init(1)`, `signal(7)`): Linux calls it SIGPWR.
 const SIGPWR: i32 = 30;
@@ -166,7 +168,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         flush_bytes_max,
         unexpected_files,
         obstacle,
-        access: access.clone(),
         heartbeats,
     };
     info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
@@ -176,8 +177,18 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let counting = other_files::watch(flush_dir.clone(), handle.clone());
     let quarantine = Arc::new(Quarantine::new(flush_dir));
     let own_ip = advertise.own_ip(address);
-    let puller = Puller::new(&about, move || crate::fabric::reader(fabric, &rdma, own_ip))?;
-    let service = Service::new(handle.clone(), disk, pool, about, scrub, quarantine, Arc::new(puller));
+    let puller = Puller::new(&about, access.clone(), move || crate::fabric::reader(fabric, &rdma, own_ip))?;
+    let service = Service {
+        actor: handle.clone(),
+        disk,
+        pool,
+        about: Arc::new(about),
+        access: access.clone(),
+        scrub,
+        quarantine,
+        puller: Arc::new(puller),
+        places: Places::new(),
+    };
     if let Some(path) = &port_file {
         write_port_file(path, address)?;
     }

@@ -6,6 +6,7 @@
 
 pub mod append;
 pub mod ask;
+pub mod completions;
 pub mod doctor;
 pub mod follow;
 pub mod framing;
@@ -54,6 +55,8 @@ pub enum PeopleCommand {
     Scan(scan::ScanOptions),
     /// List or release copies that a backup has quarantined because they are not part of the log
     Quarantine(quarantine::QuarantineOptions),
+    /// Print a script with which a shell completes commands, options and values
+    Completions(completions::CompletionsOptions),
 }
 
 impl PeopleCommand {
@@ -74,6 +77,7 @@ impl PeopleCommand {
             PeopleCommand::Doctor(options) => ("doctor", doctor::run(options).map(done)),
             PeopleCommand::Scan(options) => ("scan", scan::run(options).map(done)),
             PeopleCommand::Quarantine(options) => ("quarantine", quarantine::run(options).map(done)),
+            PeopleCommand::Completions(options) => ("completions", completions::run(options).map(done)),
         };
         match result {
             Ok(exit) => exit.into(),
@@ -126,7 +130,7 @@ mod tests {
         for command in ["append", "read", "tail", "follow", "trim", "barrier", "sync"] {
             assert!(options(command).contains(&"wait".to_owned()), "{command}");
         }
-        for command in ["status", "top", "doctor", "scan", "quarantine"] {
+        for command in ["status", "top", "doctor", "scan", "quarantine", "completions"] {
             assert!(!options(command).contains(&"wait".to_owned()), "{command}");
         }
     }

@@ -17,6 +17,7 @@ mod follow;
 pub mod follows;
 pub mod lead;
 pub mod log;
+pub mod measured;
 pub mod member;
 mod own;
 pub mod peers;

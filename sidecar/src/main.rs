@@ -3,31 +3,13 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use tailwind_runtime::exit::{Exit, UsageError};
 use tailwind_runtime::process;
-use tailwind_sidecar::commands::PeopleCommand;
+use tailwind_sidecar::command_line::{Command, CommandLine};
 use tailwind_sidecar::options::{RunOptions, own_name};
 use tailwind_sidecar::{backup, run};
 use tracing::error_span;
-
-/// A replicated log at memory speed for any stateful app.
-#[derive(Parser)]
-#[command(name = "tailwind-sidecar", version, about, max_term_width = 100)]
-struct CommandLine {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Run a sidecar: primary, or a standby that takes over when the primary dies
-    Run(Box<RunOptions>),
-    /// Run a backup: lend memory to a group's primary
-    Backup(Box<backup::BackupOptions>),
-    #[command(flatten)]
-    People(PeopleCommand),
-}
 
 fn main() -> ExitCode {
     let CommandLine { command } = CommandLine::parse();

@@ -195,14 +195,22 @@ impl Tls {
         Ok(true)
     }
 
-    /// The metric on this, the same for sidecars and backups.
-    pub fn measure(&self, now: &mut Snapshot) {
-        let help = "1 while the certificate files cannot be used, and the certificate before stays in use.";
-        now.gauge("tailwind_certificate_reload_failing", help, self.is_reload_failing.load(Ordering::Relaxed).into());
+    /// Whether the files cannot be used now, and what was loaded before stays in use.
+    pub fn reload_fails(&self) -> bool {
+        self.is_reload_failing.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> Arc<Material> {
         Arc::clone(&self.material.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The metric on reloads, the same for sidecars and backups; left out without TLS.
+pub fn measure(reload_fails: Option<bool>, now: &mut Snapshot) {
+    if let Some(fails) = reload_fails {
+        let help =
+            "1 while the certificate files cannot be used, so that the earlier ones stay in use; absent without TLS.";
+        now.gauge("tailwind_certificate_reload_failing", help, fails.into());
     }
 }
 

@@ -129,6 +129,25 @@ fn control_ports(group: &Group) -> Vec<u16> {
     backups.chain((0..group.sidecars()).map(Process::Sidecar)).map(|process| group.port(process)).collect()
 }
 
+/// Every metric of a process, and every label, is on the page that is made from examples of them.
+fn check_metrics_are_documented(served: &str) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
+    let page = fs::read_to_string(path).unwrap();
+    let mut seen = 0;
+    for line in served.lines().filter(|line| !line.starts_with('#')) {
+        let (name, labels) = line.split_once('{').unwrap_or_else(|| panic!("no labels: {line}"));
+        let name = ["_bucket", "_sum", "_count"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
+        let row = page.lines().find(|row| row.starts_with(&format!("| `{name}` |")));
+        let row = row.unwrap_or_else(|| panic!("{path} has no {name}"));
+        for label in labels.split(',').filter_map(|label| Some(label.split_once('=')?.0)) {
+            let is_told = ["group", "sidecar", "member", "le"].contains(&label) || row.contains(&format!("`{label}`"));
+            assert!(is_told, "{path} has no label {label} of {name}");
+        }
+        seen += 1;
+    }
+    assert!(seen > 20, "{served}");
+}
+
 /// What every backup answers to an authorized request for its inventory: what it holds and has promised.
 fn inventories(group: &Group, request: impl Fn(u16) -> HttpResponse) -> Vec<Value> {
     let inventory = |index| {
@@ -252,7 +271,9 @@ fn a_readers_certificate_changes_nothing() {
     };
     check_unchanged(&test, &group, inventory, |before| {
         for port in control_ports(&group) {
-            assert_eq!(status("GET", "/metrics", "", port), 200);
+            let metrics = http::request(&mut over_tls(&reader, port), "GET", "/metrics", b"").unwrap();
+            assert_eq!(metrics.status, 200);
+            check_metrics_are_documented(&String::from_utf8(metrics.body).unwrap());
             for (method, path, body) in attacks(&group, &before[0]) {
                 let is_reading = ["/v1/heartbeats", "/v1/inventory", "/v1/fetch"].contains(&path);
                 if !is_reading {

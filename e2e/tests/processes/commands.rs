@@ -287,3 +287,36 @@ fn scan_of_a_folder_names_damaged_and_missing_segments() {
     assert!(help.out.contains("Exit codes: 0 if all is sound"), "{}", help.out);
     group.check_logs(&OUTAGE).unwrap();
 }
+
+/// Bash reads the script, and completes with it a command, an option and a value.
+#[test]
+fn bash_completes_the_command_line() {
+    let test = TestContext::start();
+    let program = test.setup(FABRIC).unwrap().program;
+    let ended = run_to_end(Command::new(&program).args(["completions", "bash"])).unwrap();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("tailwind-sidecar.bash");
+    fs::write(&script, &ended.out).unwrap();
+    let bash = |args: &[&str]| run_to_end(Command::new("bash").arg("--norc").args(args)).unwrap();
+    let parsed = bash(&["-n", script.to_str().unwrap()]);
+    assert_eq!((parsed.code, parsed.errors.as_str()), (Some(0), ""));
+    // What bash does on the tab key: words and their number in variables, then the function that is registered.
+    let complete = "source $1; shift; COMP_WORDS=(tailwind-sidecar \"$@\"); COMP_CWORD=$#; \
+                    set -- $(complete -p tailwind-sidecar); while [ $1 != -F ]; do shift; done; \
+                    $2 tailwind-sidecar \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD-1]}\"; \
+                    echo ${COMPREPLY[*]}";
+    let completed = |words: &[&str]| {
+        let ended = bash(&[&["-c", complete, "bash", script.to_str().unwrap()], words].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.out.trim().to_owned()
+    };
+    assert_eq!(completed(&["quar"]), "quarantine");
+    assert_eq!(completed(&["quarantine", "rel"]), "release");
+    assert_eq!(completed(&["run", "--min"]), "--min-in-sync");
+    assert_eq!(completed(&["run", "--fabric", "ver"]), "verbs");
+    for shell in ["zsh", "fish", "powershell", "elvish"] {
+        let ended = run_to_end(Command::new(&program).args(["completions", shell])).unwrap();
+        assert!(ended.code == Some(0) && ended.out.contains("quarantine"), "{shell}: {ended:?}");
+    }
+}

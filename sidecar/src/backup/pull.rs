@@ -82,12 +82,13 @@ pub(super) struct Puller {
 impl Puller {
     pub(super) fn new(
         about: &About,
+        access: Access,
         make_reader: impl Fn() -> anyhow::Result<Arc<dyn Reader>> + Send + Sync + 'static,
     ) -> anyhow::Result<Puller> {
         Ok(Puller {
             group: about.group.clone(),
             member: about.member.clone(),
-            access: about.access.clone(),
+            access,
             id: ReaderId(getrandom::u64()?),
             make_reader: Arc::new(make_reader),
             reader: OnceCell::new(),

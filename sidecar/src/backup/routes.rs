@@ -35,6 +35,7 @@ use super::quarantine::{Quarantine, Quarantined};
 use super::scrub::Scrub;
 use super::sending::{Content, Places, blocking};
 use super::status::{self, About};
+use crate::access::Access;
 use crate::http::Rights;
 use crate::rpc::{BUFFER_HEADER, FABRIC_HEADER, MEMBER_HEADER};
 use crate::tls::PeerRole;
@@ -51,24 +52,11 @@ pub(super) struct Service {
     pub(super) disk: Arc<Disk>,
     pub(super) pool: Arc<Pool>,
     pub(super) about: Arc<About>,
+    pub(super) access: Access,
     pub(super) scrub: Arc<Scrub>,
     pub(super) quarantine: Arc<Quarantine>,
     pub(super) puller: Arc<Puller>,
-    places: Places,
-}
-
-impl Service {
-    pub(super) fn new(
-        actor: Handle,
-        disk: Arc<Disk>,
-        pool: Arc<Pool>,
-        about: About,
-        scrub: Arc<Scrub>,
-        quarantine: Arc<Quarantine>,
-        puller: Arc<Puller>,
-    ) -> Service {
-        Service { actor, disk, pool, about: Arc::new(about), scrub, quarantine, puller, places: Places::new() }
-    }
+    pub(super) places: Places,
 }
 
 /// What readers may ask for: what reading takes, and what shows that the backup lives; and other backups: what it takes to copy a
@@ -342,7 +330,8 @@ async fn status(State(service): State<Service>) -> Response {
 async fn metrics(State(service): State<Service>) -> Response {
     let Some((report, quarantine)) = service.look().await else { return unwell() };
     let (scrubbed, pulled) = (service.scrub.so_far(), service.puller.so_far());
-    status::metrics(&service.about, &report, &scrubbed, &pulled, quarantine.as_deref()).into_response()
+    let reload_fails = service.access.reload_fails();
+    status::metrics(&service.about, &report, &scrubbed, &pulled, quarantine.as_deref(), reload_fails).into_response()
 }
 
 async fn report(State(service): State<Service>) -> Response {

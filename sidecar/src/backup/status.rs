@@ -2,14 +2,18 @@
 //!
 //! Called by [`routes`](super::routes).
 
+use std::time::Duration;
+
 use serde::Serialize;
-use tailwind_protocol::backup::Counts;
+use tailwind_backup::DaemonCounters;
+use tailwind_protocol::backup::{Counts, Promise};
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_report::readiness::Unready;
 use tailwind_report::report::{BackupReport, FolderUse, Report};
 use tailwind_runtime::metrics::Snapshot;
+use tokio::sync::watch;
 
-use crate::access::Access;
+use crate::tls;
 
 use super::actor::ActorStatus;
 use super::heartbeats::Heartbeats;
@@ -39,8 +43,6 @@ pub(super) struct About {
     /// What keeps it from lending, found at the start; it is alive and not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) obstacle: Option<Unready>,
-    #[serde(skip)]
-    pub(super) access: Access,
     #[serde(skip)]
     pub(super) heartbeats: Heartbeats,
 }
@@ -86,14 +88,23 @@ pub(super) fn metrics(
     scrub: &Scrubbed,
     pulled: &Pulled,
     quarantine: Option<&Quarantined>,
+    reload_fails: Option<bool>,
 ) -> Snapshot {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
     let mut now = Snapshot::new([("group", group.as_str()), ("member", member.as_str())]);
-    now.info("tailwind_backup_info", "Who this is.", [("boot", boot.to_string()), ("fabric", fabric.clone())]);
-    about.access.measure(&mut now);
-    now.gauge("tailwind_backup_promised_epoch", "No older epoch can change anything here.", report.promise.epoch.0);
-    now.gauge("tailwind_backup_trimmed_lsn", "Records below are no longer needed.", report.promise.trimmed.0);
+    now.info(
+        "tailwind_backup_info",
+        "The label boot changes when the backup has lost its memory.",
+        [("boot", boot.to_string()), ("fabric", fabric.clone())],
+    );
+    tls::measure(reload_fails, &mut now);
+    now.gauge(
+        "tailwind_backup_promised_epoch",
+        "Promised epoch: no older epoch can change anything here.",
+        report.promise.epoch.0,
+    );
+    now.gauge("tailwind_backup_trimmed_lsn", "Records below this LSN are no longer needed.", report.promise.trimmed.0);
     now.gauge("tailwind_backup_segments_lent", "Buffers lent now.", counts.lent);
     now.gauge("tailwind_backup_segments_recovered", "Open segments left by an older epoch.", counts.recovered);
     now.gauge("tailwind_backup_segments_closed", "Closed segments.", counts.closed);
@@ -101,34 +112,94 @@ pub(super) fn metrics(
     now.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
     now.gauge("tailwind_backup_doubtful", "1 when something is missing that cannot be named.", counts.doubtful);
     if let Some(Quarantined { files, bytes, .. }) = quarantine {
-        now.gauge("tailwind_backup_quarantined", "Files in quarantine.", *files);
-        now.gauge("tailwind_backup_quarantined_bytes", "Bytes of the files in quarantine.", *bytes);
+        now.gauge("tailwind_backup_quarantined", "Files in quarantine; absent while the disk does not answer.", *files);
+        now.gauge(
+            "tailwind_backup_quarantined_bytes",
+            "Bytes of these files; absent while the disk does not answer.",
+            *bytes,
+        );
     }
     now.gauge("tailwind_backup_segments_on_disk", "Segments on disk.", counts.on_disk);
     now.gauge("tailwind_backup_unexpected_files", "Segment files moved aside at the start.", about.unexpected_files);
     now.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());
     now.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
-    now.gauge("tailwind_backup_unflushed_bytes_max", "Most of them that may be lent.", about.unflushed_bytes_max);
+    now.gauge(
+        "tailwind_backup_unflushed_bytes_max",
+        "Most bytes that may be lent, or closed and not on disk, at a time.",
+        about.unflushed_bytes_max,
+    );
     let holds = "Bytes in the flush folder, with what is lent or closed and not on disk.";
     now.gauge("tailwind_backup_flush_bytes", holds, counts.flush_bytes);
     if let Some(max) = about.flush_bytes_max {
-        now.gauge("tailwind_backup_flush_bytes_max", "Most of them; at this bound appends wait.", max);
+        now.gauge(
+            "tailwind_backup_flush_bytes_max",
+            "Most bytes that the flush folder may hold: at this bound appends wait. Absent without --flush-bytes.",
+            max,
+        );
     }
-    now.gauge("tailwind_backup_flush_bytes_per_second", "Flush bandwidth.", about.flush_bytes_per_second);
+    now.gauge(
+        "tailwind_backup_flush_bytes_per_second",
+        "Bandwidth of the flush folder, given or measured at the start.",
+        about.flush_bytes_per_second,
+    );
     now.counter("tailwind_backup_fences_total", "Fences carried out.", tallies.fences);
     now.counter("tailwind_backup_opens_total", "Buffers lent.", tallies.opens);
     now.counter("tailwind_backup_opens_refused_total", "Requests for a buffer refused.", tallies.opens_refused);
     now.counter("tailwind_backup_flush_failures_total", "Flushes that failed.", tallies.flush_failures);
     now.counter("tailwind_backup_pulled_segments_total", "Segments copied here from other backups.", pulled.segments);
-    now.counter("tailwind_backup_pulled_bytes_total", "Bytes of these segments.", pulled.bytes);
-    let from_memory = "Those of these bytes that were read one-sidedly.";
+    now.counter(
+        "tailwind_backup_pulled_bytes_total",
+        "Bytes of segments copied here from other backups.",
+        pulled.bytes,
+    );
+    let from_memory = "Bytes of segments copied here that were read one-sidedly.";
     now.counter("tailwind_backup_pulled_memory_bytes_total", from_memory, pulled.memory_bytes);
     now.counter("tailwind_backup_pulls_failed_total", "Pulls that no source could serve.", pulled.failed);
-    now.gauge("tailwind_backup_scrub_rate_bytes_per_second", "Bytes read in a second at most.", scrub.rate);
+    now.gauge(
+        "tailwind_backup_scrub_rate_bytes_per_second",
+        "Bytes that the scrub reads per second at most; 0 if it is off.",
+        scrub.rate,
+    );
     now.counter("tailwind_backup_scrubbed_bytes_total", "Bytes of closed segments read and found sound.", scrub.bytes);
     now.counter("tailwind_backup_scrub_passes_total", "Times that every closed segment was read.", scrub.passes);
     now.counter("tailwind_backup_scrub_corrupt_total", "Closed segments found corrupt by reading.", scrub.corrupt);
     let ended = scrub.last_pass.map_or(0, |pass| pass.ended);
-    now.gauge("tailwind_backup_scrub_last_pass_timestamp_seconds", "When the last pass ended.", ended);
+    now.gauge(
+        "tailwind_backup_scrub_last_pass_timestamp_seconds",
+        "When the last pass of the scrub ended; 0 before the first has ended.",
+        ended,
+    );
     now
+}
+
+/// Every metric of a backup, with numbers that mean nothing: for the reference.
+///
+/// # Errors
+/// None: the names in it are valid.
+pub fn example() -> anyhow::Result<Snapshot> {
+    let about = About {
+        group: "orders".parse()?,
+        member: "b0".parse()?,
+        boot: BootId(0),
+        control: String::new(),
+        fabric: "shm".to_owned(),
+        tls: true,
+        buffers: 0,
+        buffer_bytes: 0,
+        unflushed_bytes_max: 0,
+        flush_bytes_per_second: 0,
+        flush_bytes_max: Some(0),
+        unexpected_files: 0,
+        obstacle: None,
+        heartbeats: Heartbeats { interval: Duration::from_secs(1), followed: watch::channel(false).1 },
+    };
+    let status = ActorStatus {
+        promise: Promise::default(),
+        counts: Counts::default(),
+        tallies: DaemonCounters::default(),
+        damage: Vec::new(),
+        problem: None,
+    };
+    let quarantine = Quarantined::default();
+    Ok(metrics(&about, &status, &Scrubbed::default(), &Pulled::default(), Some(&quarantine), Some(false)))
 }

@@ -19,8 +19,10 @@ use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
 use super::contacts::Contact;
+use super::measured::Measured;
 use super::{Context, peers};
 use crate::path::{Command, Description, MemberDescription};
+use crate::tls;
 
 /// How long the append path may take to describe itself before it counts as hung.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -237,7 +239,11 @@ fn lost_members(lost: &str, members: &[MemberReport], needed: u8) -> String {
 
 /// What `/metrics` serves.
 pub async fn metrics(context: &Context) -> Snapshot {
-    let path = describe(context).await;
+    snapshot(&Measured::of(context), describe(context).await)
+}
+
+/// Every metric. `path` is missing if the append path hangs.
+pub(super) fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     let (closed_segments, _, memory_bytes) = context.log.sizes();
     let shared = &context.shared;
     let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
@@ -289,7 +295,7 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.histogram("tailwind_promotion_claim_seconds", "Time until a promotion had claimed its epoch.", &times.claim);
     let help = "Time from the claim until the log was put together from fenced members.";
     now.histogram("tailwind_promotion_fence_seconds", help, &times.fence);
-    let help = "Time from there until every member held the log.";
+    let help = "Time from then until every member held the log.";
     now.histogram("tailwind_promotion_repair_seconds", help, &times.repair);
     now.gauge("tailwind_reader", "1 when this sidecar only reads.", is(ROLE_READER));
     let follows = &context.follows;
@@ -297,13 +303,13 @@ pub async fn metrics(context: &Context) -> Snapshot {
     let help = "Records that clients have been sent from backups.";
     now.counter("tailwind_followed_records_total", help, follows.records());
     if let Some(lag) = follows.lag(Instant::now()) {
-        let help = "How old the view of the log is at most that clients are sent from backups.";
+        let help = "Largest age of the log that clients are sent from backups; absent without such clients.";
         now.seconds("tailwind_follow_lag_seconds", help, lag);
     }
     now.gauge("tailwind_clients", "Clients connected.", *shared.clients.borrow());
     now.gauge("tailwind_rings", "Clients that append through shared memory.", count(&shared.rings));
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
-    context.access.measure(&mut now);
+    tls::measure(context.reload_fails, &mut now);
     now
 }

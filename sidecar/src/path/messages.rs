@@ -160,7 +160,7 @@ pub struct Counters {
     pub records: AtomicU64,
     /// Appends (records or batches) taken.
     pub appends: AtomicU64,
-    /// Payload bytes taken.
+    /// Bytes of log taken, headers included.
     pub bytes: AtomicU64,
     /// Clients connected now. A standby watches it: without an app it lets others go first.
     pub clients: watch::Sender<u64>,

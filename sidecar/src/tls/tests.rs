@@ -182,7 +182,7 @@ async fn a_failing_reload_is_a_metric() {
     let renewal = tokio::spawn(backup.clone().keep_fresh());
     let shows = |value: u64| {
         let mut snapshot = Snapshot::new([]);
-        backup.measure(&mut snapshot);
+        measure(Some(backup.reload_fails()), &mut snapshot);
         snapshot.text().contains(&format!("\ntailwind_certificate_reload_failing {value}\n"))
     };
     let whole = std::fs::read(&files.cert).unwrap();

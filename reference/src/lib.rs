@@ -1,0 +1,17 @@
+//! The pages of the reference that are made from the programs themselves: [`commands`] from their command lines, [`metrics`] from
+//! what they serve to Prometheus.
+//!
+//! Called by `tailwind-reference`, which `scripts/manifests.sh` runs. The page about Kubernetes is made by `tailwind-crds`.
+
+pub mod commands;
+pub mod metrics;
+
+/// As it may stand in a cell of a table.
+fn cell(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "\\<")
+}
+
+/// Names as code, with commas between them.
+fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

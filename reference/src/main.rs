@@ -1,0 +1,26 @@
+//! Prints a page of the reference.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints")]
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: tailwind-reference commands   prints docs/reference/commands.md
+       tailwind-reference metrics    prints docs/reference/metrics.md";
+
+fn main() -> ExitCode {
+    let argument = std::env::args().nth(1).unwrap_or_default();
+    let page = match argument.as_str() {
+        "commands" => Ok(tailwind_reference::commands::page()),
+        "metrics" => tailwind_reference::metrics::page(),
+        _ => Err(anyhow::anyhow!(USAGE)),
+    };
+    match page {
+        Ok(page) => {
+            print!("{page}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

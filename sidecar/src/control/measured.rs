@@ -1,0 +1,64 @@
+//! What the metrics of a sidecar are read from: the parts of a [`Context`] that need no group, so that the reference can be made
+//! from an example of them.
+//!
+//! Read by [`status`].
+
+use tailwind_protocol::config::PrimaryRef;
+use tailwind_protocol::ids::{GroupName, Lsn};
+use tailwind_runtime::metrics::Snapshot;
+
+use super::follows::Follows;
+use super::log::LogView;
+use super::times::PromotionTimes;
+use super::waits::Waits;
+use super::{Context, status};
+use crate::path::Counters;
+
+/// Named as in the [`Context`].
+pub(super) struct Measured<'a> {
+    pub(super) group: &'a GroupName,
+    pub(super) me: &'a PrimaryRef,
+    pub(super) shared: &'a Counters,
+    pub(super) log: &'a LogView,
+    pub(super) follows: &'a Follows,
+    pub(super) waits: &'a Waits,
+    pub(super) times: &'a PromotionTimes,
+    /// Whether the certificate files cannot be used now; `None` without TLS.
+    pub(super) reload_fails: Option<bool>,
+}
+
+impl Measured<'_> {
+    pub(super) fn of(context: &Context) -> Measured<'_> {
+        Measured {
+            group: &context.group,
+            me: &context.me,
+            shared: &context.shared,
+            log: &context.log,
+            follows: &context.follows,
+            waits: &context.waits,
+            times: &context.times,
+            reload_fails: context.access.reload_fails(),
+        }
+    }
+}
+
+/// Every metric of a sidecar, with numbers that mean nothing: for the reference.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn example() -> anyhow::Result<Snapshot> {
+    let follows = Follows::new()?;
+    // The lag is a metric only while somebody follows.
+    let _seat = follows.take(Lsn(1));
+    let measured = Measured {
+        group: &"orders".parse()?,
+        me: &PrimaryRef { id: "app-0".parse()?, control: String::new() },
+        shared: &Counters::default(),
+        log: &LogView::default(),
+        follows: &follows,
+        waits: &Waits::default(),
+        times: &PromotionTimes::default(),
+        reload_fails: Some(false),
+    };
+    Ok(status::snapshot(&measured, None))
+}
