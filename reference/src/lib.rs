@@ -1,10 +1,11 @@
 //! The pages of the reference that are made from the programs themselves: [`commands`] from their command lines, [`metrics`] from
-//! what they serve to Prometheus.
+//! what they serve to Prometheus, [`report`] from the types of what they report.
 //!
 //! Called by `tailwind-reference`, which `scripts/manifests.sh` runs. The page about Kubernetes is made by `tailwind-crds`.
 
 pub mod commands;
 pub mod metrics;
+pub mod report;
 
 /// As it may stand in a cell of a table.
 fn cell(text: &str) -> String {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use tailwind_reference::{commands, metrics};
+use tailwind_reference::{commands, metrics, report};
 
 fn committed(page: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference").join(page);
@@ -19,4 +19,9 @@ fn the_commands_are_generated() {
 #[test]
 fn the_metrics_are_generated() {
     assert!(committed("metrics.md") == metrics::page().unwrap(), "run: scripts/manifests.sh");
+}
+
+#[test]
+fn the_reports_are_generated() {
+    assert!(committed("report.md") == report::page().unwrap(), "run: scripts/manifests.sh");
 }
