@@ -11,9 +11,11 @@ mod peers;
 mod recovery;
 mod scale;
 
-pub(crate) use baselines::WRITES;
-pub(crate) use floors::echo;
+pub(crate) use baselines::{WRITES, with_sums};
+pub(crate) use floors::{BLOCKING, CASE as LONE, SPIN, echo};
+pub(crate) use followers::{FOUR as FOUR_FOLLOW, NOBODY as NOBODY_FOLLOWS};
 pub(crate) use neighbours::spin;
+pub(crate) use recovery::{Length, fail_over};
 
 use anyhow::Result;
 

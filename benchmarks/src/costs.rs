@@ -10,7 +10,7 @@ use tailwind_e2e::processes::process::resident_memory;
 use crate::cpu::{settle, used};
 use crate::load::{Connection, closed_loop};
 use crate::ours::Ours;
-use crate::results::{Distribution, Figures, Metric};
+use crate::results::{Figures, Metric};
 
 /// The load that is put on.
 pub(crate) struct Appends {
@@ -19,8 +19,8 @@ pub(crate) struct Appends {
     pub(crate) size: usize,
 }
 
-/// Figures and distribution of latencies. Everything counts that the processes do until they have come to rest.
-pub(crate) fn measure(ours: &Ours, appends: &Appends, time: Duration) -> Result<(Figures, Distribution)> {
+/// Everything counts that the processes do until they have come to rest.
+pub(crate) fn measure(ours: &Ours, appends: &Appends, time: Duration) -> Result<Figures> {
     measure_on(ours, || ours.connection(), appends, time)
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn measure_on(
     connect: impl Fn() -> Result<Box<dyn Connection>>,
     appends: &Appends,
     time: Duration,
-) -> Result<(Figures, Distribution)> {
+) -> Result<Figures> {
     let (sidecar, backups) = (ours.sidecar()?, ours.backups()?);
     let all: Vec<u32> = [sidecar].iter().chain(&backups).copied().collect();
     settle(&all)?;
@@ -53,5 +53,5 @@ pub(crate) fn measure_on(
     let memory = |pid: u32| resident_memory(pid).map(|bytes| bytes as f64 / f64::from(1 << 20));
     figures.extend(memory(sidecar).map(|mib| (Metric::SidecarMemory, mib)));
     figures.extend(backups.first().and_then(|pid| memory(*pid)).map(|mib| (Metric::BackupMemory, mib)));
-    Ok((figures, measured.distribution()))
+    Ok(figures)
 }

@@ -13,8 +13,8 @@ use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::results::{Distribution, Figures, Metric};
-use crate::statistics::{distribution, histogram, percentiles};
+use crate::results::{Figures, Metric};
+use crate::statistics::{histogram, percentiles};
 
 /// A connection that answers records in the order in which they were submitted.
 pub(crate) trait Connection {
@@ -58,10 +58,6 @@ impl Measured {
     /// Records per second.
     pub(crate) fn rate(&self) -> f64 {
         self.records as f64 / self.elapsed.as_secs_f64()
-    }
-
-    pub(crate) fn distribution(&self) -> Distribution {
-        distribution(&self.latency)
     }
 }
 

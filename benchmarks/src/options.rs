@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Parser;
 
-/// Measure Tailwind beside the limits of this machine and beside what else one would take.
+use crate::gate;
+
+/// Measure Tailwind beside the limits of this machine, beside what else one would take, and beside an earlier commit.
 ///
-/// The contestants of a comparison take turns in every round, and ratios are made within a round. Writes tables and plots
-/// to docs/benchmarks.md and docs/benchmarks/.
+/// The contestants of a comparison take turns in every round, and ratios are made within a round. Writes docs/benchmarks.md, a
+/// page to read, and the data that it is drawn from to docs/benchmarks/.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "bench", max_term_width = 100)]
 pub(crate) struct Options {
@@ -18,40 +20,55 @@ pub(crate) struct Options {
     /// Name the comparisons and stop
     #[arg(long)]
     pub(crate) list: bool,
-    /// Rounds of each comparison [default: 5; with --quick 1]
+    /// Compare with an earlier commit only, and fail if a figure became worse beyond noise: the exit code is 1, or 2 if there is no
+    /// answer. Takes about 6 minutes, and as long as a build the first time
+    #[arg(long, conflicts_with_all = ["only", "list", "quick", "resume", "render"])]
+    pub(crate) gate: bool,
+    /// The earlier commit [default: the one that benchmarks/baseline names]
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["only", "list", "quick"])]
+    pub(crate) against: Option<String>,
+    /// Rounds of each comparison [default: 5; with --quick 1; with --gate 13, at least 9]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: Option<u32>,
-    /// One round, short measurements, the smaller sizes: less than 3 minutes. Writes to target/bench, unless --output says
-    /// otherwise
+    /// One round, short measurements, the smaller sizes, no comparison with an earlier commit: less than 3 minutes. Writes to
+    /// target/bench, unless --output says otherwise
     #[arg(long)]
     pub(crate) quick: bool,
     /// How long each measurement takes, in percent of the usual time [default: 100; with --quick 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) effort: Option<u32>,
-    /// Go on with a run that was interrupted, on the same machine and with the same options: measure only the comparisons that
-    /// its raw results lack
-    #[arg(long, conflicts_with_all = ["list", "report_from"])]
+    /// Resume a run that was interrupted, on the same machine and with the same options: measure only the comparisons that are not
+    /// in its data
+    #[arg(long, conflicts_with_all = ["list", "render"])]
     pub(crate) resume: bool,
-    /// Another build of tailwind-sidecar that takes turns with this one in floors, peers, cpu and joining: judges a change in
-    /// one run
-    #[arg(long, value_name = "PROGRAM")]
-    pub(crate) beside: Option<PathBuf>,
-    /// Folder for benchmarks.md, the plots and the raw results [default: target/bench; but a whole run writes its report to
-    /// docs]
+    /// Folder for benchmarks.md, and the data and plots in a folder beside it [default: target/bench; but what a whole run has
+    /// measured goes to docs]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) output: Option<PathBuf>,
-    /// Measure nothing: write the report from the raw results of an earlier run
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "list", "rounds", "quick", "effort", "beside"])]
-    pub(crate) report_from: Option<PathBuf>,
+    /// Measure nothing: draw the pages in docs, or in the folder of --output, from the data beside them
+    #[arg(long, conflicts_with_all = ["only", "list", "rounds", "quick", "effort", "against"])]
+    pub(crate) render: bool,
     /// The sidecar program; found beside this one if not given
     #[arg(long, value_name = "PROGRAM", overrides_with = "program")]
     pub(crate) program: Option<PathBuf>,
     /// The same program with the cargo feature `baselines`, for the comparisons baselines, chain and neighbours
     #[arg(long, value_name = "PROGRAM", overrides_with = "two_sided")]
     pub(crate) two_sided: Option<PathBuf>,
+    /// The commit that is measured
+    #[arg(long, hide = true, value_name = "COMMIT", default_value = "", overrides_with = "revision")]
+    pub(crate) revision: String,
+    /// Folder with the programs of the earlier commit
+    #[arg(long, hide = true, value_name = "FOLDER", overrides_with = "earlier")]
+    pub(crate) earlier: Option<PathBuf>,
+    /// Hash and subject of the earlier commit
+    #[arg(long, hide = true, value_name = "COMMIT", overrides_with = "earlier_commit")]
+    pub(crate) earlier_commit: Option<String>,
     /// Folder in memory for the backups' buffers and what peers keep in memory
     #[arg(long, value_name = "FOLDER", default_value = "/dev/shm", overrides_with = "memory")]
     pub(crate) memory: PathBuf,
+    /// One side of the comparison with an earlier commit, which starts itself
+    #[arg(long, hide = true)]
+    pub(crate) probe: bool,
     /// The other side of a ping-pong over this socket. For the comparison `floors`, which starts itself
     #[arg(long, hide = true, value_name = "SOCKET")]
     pub(crate) echo: Option<PathBuf>,
@@ -68,18 +85,31 @@ impl Options {
         self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
     }
 
+    /// Pairs of the comparison with an earlier commit.
+    pub(crate) fn pairs(&self) -> Result<u32> {
+        let pairs = self.rounds.filter(|_| self.gate).unwrap_or(gate::ROUNDS);
+        let least = gate::PAIRS_MIN;
+        ensure!(pairs >= least, "--rounds {pairs}: with --gate at least {least}, as fewer pairs can decide nothing");
+        Ok(pairs)
+    }
+
     pub(crate) fn effort(&self) -> u32 {
         self.effort.unwrap_or(if self.quick { 10 } else { 100 })
     }
 
-    /// A run that is not whole is no replacement for the committed report.
+    /// Whether to compare with an earlier commit: that is part of a whole run.
+    pub(crate) fn compares_with_earlier(&self) -> bool {
+        self.gate || (self.only.is_empty() && !self.quick)
+    }
+
+    /// What is not whole is no replacement for what is committed.
     pub(crate) fn output(&self, whole: bool) -> PathBuf {
         self.output.clone().unwrap_or_else(|| if whole { "docs" } else { "target/bench" }.into())
     }
 
-    /// Raw results lie beside the report, except that none are committed.
+    /// Where a run keeps its data until it is complete.
     pub(crate) fn raw(&self) -> PathBuf {
-        self.output.clone().unwrap_or_else(|| "target/bench".into()).join("results.json")
+        self.output(false).join("benchmarks")
     }
 }
 
@@ -110,12 +140,22 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_run_replaces_the_committed_report() {
+    fn only_a_whole_run_replaces_the_committed_page() {
         assert_eq!(parse(&[]).output(true), PathBuf::from("docs"));
         assert_eq!(parse(&["--quick"]).output(false), PathBuf::from("target/bench"));
-        assert_eq!(parse(&[]).raw(), PathBuf::from("target/bench/results.json"));
+        assert_eq!(parse(&[]).raw(), PathBuf::from("target/bench/benchmarks"));
         let told = parse(&["--quick", "--output", "here"]);
-        assert_eq!((told.output(false), told.raw()), ("here".into(), "here/results.json".into()));
+        assert_eq!((told.output(false), told.raw()), ("here".into(), "here/benchmarks".into()));
+    }
+
+    #[test]
+    fn a_whole_run_compares_with_an_earlier_commit() {
+        assert!(parse(&[]).compares_with_earlier() && parse(&["--gate"]).compares_with_earlier());
+        assert!(!parse(&["--quick"]).compares_with_earlier() && !parse(&["--only", "cpu"]).compares_with_earlier());
+        assert_eq!(parse(&["--rounds", "5"]).pairs().unwrap(), gate::ROUNDS, "these are the rounds of the comparisons");
+        assert_eq!(parse(&["--gate", "--rounds", "9"]).pairs().unwrap(), 9);
+        let error = parse(&["--gate", "--rounds", "8"]).pairs().unwrap_err().to_string();
+        assert_eq!(error, "--rounds 8: with --gate at least 9, as fewer pairs can decide nothing");
     }
 
     #[test]
@@ -126,9 +166,7 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        for bad in
-            [&["--rounds", "0"][..], &["--rounds", "many"], &["--effort", "0"], &["--report-from", "f", "--quick"]]
-        {
+        for bad in [&["--rounds", "0"][..], &["--rounds", "many"], &["--effort", "0"], &["--render", "--quick"]] {
             assert!(Options::try_parse_from(["bench"].iter().chain(bad)).is_err(), "{bad:?}");
         }
     }

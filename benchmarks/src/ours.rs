@@ -113,12 +113,7 @@ impl Ours {
         let version = std::process::Command::new(&program).arg("--version").output();
         let version = version.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
         let Shape { fabric, copies, buffers, default_timeouts, ring, .. } = self.shape;
-        // Another build may have no ring: the client goes on by the socket then.
-        let way = match ring && self.client(Duration::ZERO).is_ok_and(|client| client.welcome().ring) {
-            true => "ring",
-            false if ring => "socket, as this build has no ring",
-            false => "socket",
-        };
+        let way = if ring { "ring" } else { "socket" };
         let control = if self.certificates.is_some() { "mutual TLS" } else { "token" };
         let timeouts = if default_timeouts {
             String::new()
@@ -137,13 +132,22 @@ impl Ours {
     }
 
     pub(crate) fn client(&self, spin: Duration) -> Result<Client> {
-        let options = Options { hold: true, timeout: Some(ANSWER), spin, socket_only: !self.shape.ring };
+        self.client_by(self.shape.ring, spin)
+    }
+
+    /// By the ring if it is offered, or by the socket.
+    pub(crate) fn client_by(&self, ring: bool, spin: Duration) -> Result<Client> {
+        let options = Options { hold: true, timeout: Some(ANSWER), spin, socket_only: !ring };
         Client::connect_with(self.group.socket(0), &options).with_context(|| format!("connect to {}", self.name))
     }
 
     /// A connection, by the socket or the ring.
     pub(crate) fn connection(&self) -> Result<Box<dyn Connection>> {
-        Ok(Box::new(OurConnection { client: self.client(Duration::ZERO)? }))
+        self.connection_by(self.shape.ring)
+    }
+
+    pub(crate) fn connection_by(&self, ring: bool) -> Result<Box<dyn Connection>> {
+        Ok(Box::new(OurConnection { client: self.client_by(ring, Duration::ZERO)? }))
     }
 
     pub(crate) fn sidecar(&self) -> Result<u32> {

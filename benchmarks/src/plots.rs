@@ -1,4 +1,7 @@
-//! The plots that there are of a comparison; [`draw()`] makes pictures of them.
+//! The plots of the page: five lines at most, and each system has one colour wherever it appears. [`draw()`] makes pictures.
+//!
+//! Called by the sections of [`report`](crate::report). Points are medians over the rounds; the band around a line goes from the
+//! least to the greatest.
 
 mod draw;
 
@@ -7,27 +10,23 @@ use std::collections::BTreeMap;
 pub(crate) use draw::draw;
 
 use crate::comparisons::WRITES;
-use crate::report::group_of;
-use crate::results::{Comparison, Metric, Sample};
+use crate::results::{Comparison, Metric, Results, Sample};
 use crate::statistics::Summary;
 
-/// A plot, and its title.
+/// More lines than that nobody can tell apart.
+pub(crate) const LINES_MAX: usize = 5;
+
+/// A picture with axes.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
-    pub(crate) title: String,
-    pub(crate) content: Content,
+    /// Its file, without the ending.
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) lines: Vec<Line>,
 }
 
-/// What a plot shows.
-#[derive(Clone, Debug)]
-pub(crate) enum Content {
-    /// Lines over two axes.
-    Lines { x: Axis, y: Axis, lines: Vec<Line> },
-    /// A bar for each row, made of parts.
-    Bars { x: &'static str, parts: Vec<&'static str>, rows: Vec<(String, Vec<f64>)> },
-}
-
-/// An axis.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Axis {
     pub(crate) title: &'static str,
@@ -38,264 +37,310 @@ pub(crate) struct Axis {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scale {
     Logarithmic,
-    /// A share of answers from 0 to 1, where each step is a tenth of what is left: 90 %, 99 %, 99.9 %.
-    Nines,
+    /// Names at 0, 1, 2, …
+    Named(&'static [&'static str]),
 }
 
-/// A line.
+/// The line of a system, with its name at the end.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
-    pub(crate) name: String,
-    pub(crate) points: Vec<(f64, f64)>,
+    pub(crate) system: System,
+    /// What of the system it shows, if the plot has several lines of it.
+    pub(crate) part: Option<(&'static str, Stroke)>,
+    pub(crate) points: Vec<Point>,
 }
 
-impl Plot {
-    /// Its title in lower case with dashes.
-    pub(crate) fn file_name(&self) -> String {
-        let dashed: String =
-            self.title.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
-        let words: Vec<&str> = dashed.split('-').filter(|word| !word.is_empty()).collect();
-        format!("{}.svg", words.join("-"))
-    }
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: Summary,
 }
 
-/// The plots of a comparison.
-pub(crate) fn plots(comparison: &Comparison) -> Vec<Plot> {
-    let mut plots = distributions(comparison);
-    match comparison.name.as_str() {
-        "peers" => plots.extend([Metric::P50, Metric::P99].map(|metric| throughput(comparison, metric))),
-        "cpu" => plots.push(processor_time(comparison)),
-        "scale" => plots.extend(costs(comparison)),
-        "recovery" => plots.push(recovery(comparison)),
-        "baselines" => {
-            plots.extend(paper(comparison));
-            plots.push(recovery(comparison));
-        }
-        "neighbours" => plots.push(by_case(
-            comparison,
-            "p99 with noisy neighbours",
-            "neighbours",
-            (Axis { title: "neighbours and one", scale: Scale::Logarithmic }, |sample| Some(sample.at? + 1.0)),
-            (Metric::P99.axis(), |sample| sample.figures.get(&Metric::P99).copied()),
-        )),
-        _ => {}
-    }
-    plots.retain(|plot| match &plot.content {
-        Content::Lines { lines, .. } => lines.iter().any(|line| !line.points.is_empty()),
-        Content::Bars { rows, .. } => !rows.is_empty(),
-    });
-    plots
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stroke {
+    Solid,
+    Dashed,
+    Dotted,
 }
 
-/// Open loop: what an answer takes at the rate that was answered.
-fn throughput(comparison: &Comparison, metric: Metric) -> Plot {
-    let open = |sample: &&Sample| sample.at.is_some();
-    let line = |name: &str| Line {
-        name: name.to_owned(),
-        points: medians(comparison.samples.iter().filter(open).filter(|s| s.contestant == name), |sample| {
-            Some((*sample.figures.get(&Metric::Rate)?, *sample.figures.get(&metric)?))
-        }),
-    };
-    Plot {
-        title: format!("{}: throughput and latency, {}", comparison.name, metric.title().trim_end_matches(", µs")),
-        content: Content::Lines {
-            x: Axis { title: "records/s", scale: Scale::Logarithmic },
-            y: Axis { title: metric.title(), scale: Scale::Logarithmic },
-            lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
-        },
-    }
+/// What is compared. What is told apart by less has the same colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumIter)]
+pub(crate) enum System {
+    Shm,
+    Tcp,
+    Redis,
+    Etcd,
+    Nats,
+    Rpc,
+    RpcPipelined,
+    PolledRing,
 }
 
-/// A bar for each contestant, of the four parts of its time.
-fn processor_time(comparison: &Comparison) -> Plot {
-    let parts = [
-        ("sidecar, user", Metric::SidecarUser),
-        ("sidecar, kernel", Metric::SidecarKernel),
-        ("all backups, user", Metric::BackupsUser),
-        ("all backups, kernel", Metric::BackupsKernel),
-    ];
-    let median = |name: &str, metric: Metric| {
-        let of_contestant = comparison.samples.iter().filter(|s| s.contestant == name);
-        Summary::of(of_contestant.filter_map(|s| s.figures.get(&metric).copied())).map_or(0.0, |s| s.median)
-    };
-    let row = |name: &str| (name.to_owned(), parts.iter().map(|(_, metric)| median(name, *metric)).collect());
-    Plot {
-        title: format!("{}: CPU per record", comparison.name),
-        content: Content::Bars {
-            x: "ns/record",
-            parts: parts.map(|(name, _)| name).into(),
-            rows: comparison.contestants.iter().map(|contestant| row(&contestant.name)).collect(),
-        },
-    }
-}
-
-/// For each axis: how long a record takes, and how much CPU time.
-fn costs(comparison: &Comparison) -> Vec<Plot> {
-    let axes = [
-        ("record size", "record size, bytes"),
-        ("backups", "backups"),
-        ("clients", "clients"),
-        ("depth", "records in flight"),
-    ];
-    let sum = |sample: &Sample, parts: [Metric; 2]| -> Option<f64> {
-        parts.iter().map(|m| sample.figures.get(m).copied()).sum()
-    };
-    let plot = |(axis, title): (&'static str, &'static str)| {
-        let of_axis = || comparison.samples.iter().filter(move |s| s.case.split(": ").next() == Some(axis));
-        let line = |name: &str, y: &dyn Fn(&Sample) -> Option<f64>| Line {
-            name: name.to_owned(),
-            points: medians(of_axis(), |sample| Some((sample.at?, y(sample)?))),
-        };
-        let lines = vec![
-            line("time between two records", &|sample| sample.figures.get(&Metric::Rate).map(|rate| 1e9 / rate)),
-            line("CPU of the sidecar", &|sample| sum(sample, [Metric::SidecarUser, Metric::SidecarKernel])),
-            line("CPU of all backups", &|sample| sum(sample, [Metric::BackupsUser, Metric::BackupsKernel])),
-        ];
-        Plot {
-            title: format!("{}: cost by {axis}", comparison.name),
-            content: Content::Lines {
-                x: Axis { title, scale: Scale::Logarithmic },
-                y: Axis { title: "ns/record", scale: Scale::Logarithmic },
-                lines,
-            },
-        }
-    };
-    axes.map(plot).into()
-}
-
-/// The figures of the Tailwind paper, for each workload: throughput by clients (6), latency (7) and processors (9) by
-/// throughput. Its latencies and processors are those of writes alone.
-fn paper(comparison: &Comparison) -> Vec<Plot> {
-    let rate = |sample: &Sample| sample.figures.get(&Metric::Rate).copied();
-    let clients = Axis { title: "clients", scale: Scale::Logarithmic };
-    let mut groups: Vec<&str> = Vec::new();
-    for group in comparison.samples.iter().filter(|sample| sample.at.is_some()).map(|sample| group_of(&sample.case).0) {
-        if group != "log" && !groups.contains(&group) {
-            groups.push(group);
+impl System {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            System::Shm => "Tailwind shm",
+            System::Tcp => "Tailwind tcp",
+            System::Redis => "Redis",
+            System::Etcd => "etcd",
+            System::Nats => "NATS JetStream",
+            System::Rpc => "RPC",
+            System::RpcPipelined => "RPC, pipelined",
+            System::PolledRing => "polled ring",
         }
     }
-    let mut plots: Vec<Plot> = groups
-        .into_iter()
-        .map(|group| {
-            let title = format!("throughput by clients, {group}");
-            by_case(comparison, &title, group, (clients, |sample| sample.at), (Metric::Rate.axis(), rate))
+
+    /// Dark enough for text on white.
+    pub(crate) fn color(self) -> &'static str {
+        match self {
+            System::Shm => "#c8410b",
+            System::Tcp => "#0b62a8",
+            System::Redis => "#00795c",
+            System::Etcd => "#9c3f92",
+            System::Nats => "#56616a",
+            System::Rpc => "#7a4a12",
+            System::RpcPipelined => "#6a4fc0",
+            System::PolledRing => "#1b7f8c",
+        }
+    }
+}
+
+/// Ours with three copies and the peers, as the comparison `peers` names them.
+const PEERS: [(System, &str); 5] = [
+    (System::Shm, "Tailwind shm, 3 backups"),
+    (System::Tcp, "Tailwind tcp, 3 backups"),
+    (System::Redis, "Redis"),
+    (System::Etcd, "etcd"),
+    (System::Nats, "NATS JetStream"),
+];
+/// One-sided and two-sided replication over shared memory, as `baselines` and `neighbours` name it.
+const SIDES: [(System, &str); 4] = [
+    (System::Shm, "Tailwind shm"),
+    (System::Rpc, "rpc shm"),
+    (System::RpcPipelined, "rpc pipelined shm"),
+    (System::PolledRing, "ring shm"),
+];
+const SHARES: [(&str, Metric); 4] =
+    [("p50", Metric::P50), ("p90", Metric::P90), ("p99", Metric::P99), ("p99.9", Metric::P999)];
+const SHARE_NAMES: &[&str] = &[SHARES[0].0, SHARES[1].0, SHARES[2].0, SHARES[3].0];
+
+/// Percentiles of one client that waits for each answer.
+pub(crate) fn one_client(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("peers")?;
+    let point = |contestant: &str, (index, (_, metric)): (usize, (&str, Metric))| {
+        let figures = comparison.figures(contestant, "1 client", metric);
+        Some(Point { x: index as f64, y: Summary::of(figures.into_values())? })
+    };
+    let points = |name| SHARES.into_iter().enumerate().filter_map(|share| point(name, share)).collect();
+    plot(Plot {
+        name: "latency-of-one-client",
+        title: "One append at a time, 128 B",
+        x: Axis { title: "share of appends that took no longer", scale: Scale::Named(SHARE_NAMES) },
+        y: logarithmic("latency, µs"),
+        lines: PEERS.map(|(system, name)| Line { system, part: None, points: points(name) }).into(),
+    })
+}
+
+pub(crate) fn by_clients(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("peers")?;
+    plot(Plot {
+        name: "throughput-by-clients",
+        title: "Clients that wait for each answer, 128 B",
+        x: logarithmic("clients"),
+        y: logarithmic("records/s"),
+        lines: lines(comparison, &PEERS, |s| s.case.ends_with("client") || s.case.ends_with("clients"), at, rate),
+    })
+}
+
+/// Open loop: what an answer takes at the rate that is offered.
+pub(crate) fn by_rate(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("peers")?;
+    plot(Plot {
+        name: "p99-by-rate",
+        title: "Offered 10 to 90 % of what each can take, 128 B",
+        x: logarithmic("records/s"),
+        y: logarithmic("p99, µs"),
+        lines: lines(comparison, &PEERS, |s| s.case.starts_with("open loop"), rate, p99),
+    })
+}
+
+pub(crate) fn two_sided(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("baselines")?;
+    plot(Plot {
+        name: "two-sided-replication",
+        title: "One-sided writes and messages that backups answer, 130 B",
+        x: logarithmic("clients"),
+        y: logarithmic("records/s"),
+        lines: lines(comparison, &SIDES, |s| group_of(&s.case).0 == WRITES, at, rate),
+    })
+}
+
+pub(crate) fn neighbours(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("neighbours")?;
+    plot(Plot {
+        name: "noisy-neighbours",
+        title: "Busy processes on the backups' processor, 128 B",
+        x: Axis { title: "busy processes", scale: Scale::Named(&["0", "1", "2", "4", "8"]) },
+        y: logarithmic("p99, µs"),
+        lines: lines(comparison, &SIDES, |_| true, |s| Some(if s.at? > 0.0 { s.at?.log2() + 1.0 } else { 0.0 }), p99),
+    })
+}
+
+/// First ack, and the whole log read, as the log grows.
+pub(crate) fn failover(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("recovery")?;
+    let parts = [("first ack", Stroke::Solid, Metric::FirstAck), ("whole log read", Stroke::Dashed, Metric::WholeLog)];
+    let line = |(system, contestant): (System, &'static str)| {
+        parts.map(|(part, stroke, metric)| Line {
+            system,
+            part: Some((part, stroke)),
+            points: points(comparison, contestant, |_| true, at, |sample| sample.figures.get(&metric).copied()),
         })
-        .collect();
-    let by_throughput = |title: &str, metric: Metric| {
-        let y = move |sample: &Sample| sample.figures.get(&metric).copied();
-        by_case(comparison, title, WRITES, (Metric::Rate.axis(), rate), (metric.axis(), y))
     };
-    plots.extend([
-        by_throughput("median latency by throughput, write-only", Metric::P50),
-        by_throughput("p99 by throughput, write-only", Metric::P99),
-        by_throughput("processors by throughput, write-only", Metric::Processors),
-    ]);
-    plots
+    plot(Plot {
+        name: "failover",
+        title: "After the primary was killed",
+        x: logarithmic("log, MiB"),
+        y: logarithmic("ms"),
+        lines: [(System::Shm, "Tailwind shm"), (System::Tcp, "Tailwind tcp")].into_iter().flat_map(line).collect(),
+    })
 }
 
-/// A line for each contestant through the cases of a group.
-fn by_case(
+/// What a record costs, by its size.
+pub(crate) fn cost(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("scale")?;
+    let line = |part: &'static str, stroke: Stroke, y: fn(&Sample) -> Option<f64>| Line {
+        system: System::Shm,
+        part: Some((part, stroke)),
+        points: points(comparison, "Tailwind shm", |s| group_of(&s.case).0 == "record size", at, y),
+    };
+    plot(Plot {
+        name: "cost-by-record-size",
+        title: "One client, pipelined over shared memory",
+        x: logarithmic("record size, bytes"),
+        y: logarithmic("ns/record"),
+        lines: vec![
+            line("time", Stroke::Solid, |s| Some(1e9 / rate(s)?)),
+            line("CPU of the sidecar", Stroke::Dashed, |s| sum(s, [Metric::SidecarUser, Metric::SidecarKernel])),
+            line("CPU of all backups", Stroke::Dotted, |s| sum(s, [Metric::BackupsUser, Metric::BackupsKernel])),
+        ],
+    })
+}
+
+/// Cases `NAME: VALUE` are values of one axis.
+pub(crate) fn group_of(case: &str) -> (&str, Option<&str>) {
+    case.split_once(": ").map_or((case, None), |(group, value)| (group, Some(value)))
+}
+
+/// `None` if it has nothing to show.
+fn plot(mut plot: Plot) -> Option<Plot> {
+    plot.lines.retain(|line| !line.points.is_empty());
+    assert!(plot.lines.len() <= LINES_MAX, "{} has {} lines", plot.name, plot.lines.len());
+    (!plot.lines.is_empty()).then_some(plot)
+}
+
+fn logarithmic(title: &'static str) -> Axis {
+    Axis { title, scale: Scale::Logarithmic }
+}
+
+fn at(sample: &Sample) -> Option<f64> {
+    sample.at
+}
+
+fn rate(sample: &Sample) -> Option<f64> {
+    sample.figures.get(&Metric::Rate).copied()
+}
+
+fn p99(sample: &Sample) -> Option<f64> {
+    sample.figures.get(&Metric::P99).copied()
+}
+
+fn sum(sample: &Sample, parts: [Metric; 2]) -> Option<f64> {
+    parts.iter().map(|metric| sample.figures.get(metric).copied()).sum()
+}
+
+fn lines(
     comparison: &Comparison,
-    title: &str,
-    group: &str,
-    (x, of_x): (Axis, impl Fn(&Sample) -> Option<f64>),
-    (y, of_y): (Axis, impl Fn(&Sample) -> Option<f64>),
-) -> Plot {
-    let line = |name: &str| Line {
-        name: name.to_owned(),
-        points: medians(
-            comparison.samples.iter().filter(|s| s.contestant == name && group_of(&s.case).0 == group),
-            |sample| Some((of_x(sample)?, of_y(sample)?)),
-        ),
+    systems: &[(System, &str)],
+    chosen: impl Fn(&Sample) -> bool,
+    x: impl Fn(&Sample) -> Option<f64>,
+    y: impl Fn(&Sample) -> Option<f64>,
+) -> Vec<Line> {
+    let line = |(system, contestant): &(System, &str)| Line {
+        system: *system,
+        part: None,
+        points: points(comparison, contestant, &chosen, &x, &y),
     };
-    Plot {
-        title: format!("{}: {title}", comparison.name),
-        content: Content::Lines {
-            x,
-            y,
-            lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
-        },
-    }
+    systems.iter().map(line).collect()
 }
 
-impl Metric {
-    fn axis(self) -> Axis {
-        Axis { title: self.title(), scale: Scale::Logarithmic }
-    }
-}
-
-fn recovery(comparison: &Comparison) -> Plot {
-    let line = |name: &str, what: &str, metric: Metric| Line {
-        name: format!("{name}: {what}"),
-        points: medians(comparison.samples.iter().filter(|s| s.contestant == name), |sample| {
-            Some((sample.at?, *sample.figures.get(&metric)?))
-        }),
-    };
-    let lines = comparison.contestants.iter().flat_map(|contestant| {
-        [("first ack", Metric::FirstAck), ("whole log", Metric::WholeLog)]
-            .map(|(what, metric)| line(&contestant.name, what, metric))
-    });
-    Plot {
-        title: format!("{}: time after the kill", comparison.name),
-        content: Content::Lines {
-            x: Axis { title: "log, MiB", scale: Scale::Logarithmic },
-            y: Axis { title: "ms", scale: Scale::Logarithmic },
-            lines: lines.collect(),
-        },
-    }
-}
-
-/// One point for each case, the median of both coordinates over the rounds, from left to right.
-fn medians<'a>(
-    samples: impl Iterator<Item = &'a Sample>,
-    point: impl Fn(&Sample) -> Option<(f64, f64)>,
-) -> Vec<(f64, f64)> {
+/// One point for each case of a contestant, from left to right.
+fn points(
+    comparison: &Comparison,
+    contestant: &str,
+    chosen: impl Fn(&Sample) -> bool,
+    x: impl Fn(&Sample) -> Option<f64>,
+    y: impl Fn(&Sample) -> Option<f64>,
+) -> Vec<Point> {
     let mut cases: BTreeMap<&str, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
-    for sample in samples {
-        if let Some((x, y)) = point(sample) {
+    for sample in comparison.samples.iter().filter(|s| s.contestant == contestant && chosen(s)) {
+        if let (Some(x), Some(y)) = (x(sample), y(sample)) {
             let case = cases.entry(&sample.case).or_default();
             case.0.push(x);
             case.1.push(y);
         }
     }
-    let median = |values: Vec<f64>| Summary::of(values).map(|summary| summary.median);
-    let mut points: Vec<(f64, f64)> = cases.into_values().filter_map(|(x, y)| Some((median(x)?, median(y)?))).collect();
-    points.sort_by(|a, b| f64::total_cmp(&a.0, &b.0));
+    let point = |(x, y)| Some(Point { x: Summary::of(x)?.median, y: Summary::of(y)? });
+    let mut points: Vec<Point> = cases.into_values().filter_map(point).collect();
+    points.sort_by(|a, b| f64::total_cmp(&a.x, &b.x));
     points
 }
 
-/// For each case: which share of answers came within which time. Of the rounds, the one whose median is the median.
-fn distributions(comparison: &Comparison) -> Vec<Plot> {
-    let mut cases: Vec<&str> = Vec::new();
-    for sample in comparison.samples.iter().filter(|sample| !sample.distribution.is_empty()) {
-        if !cases.contains(&sample.case.as_str()) {
-            cases.push(&sample.case);
+#[cfg(test)]
+mod tests {
+    use strum::IntoEnumIterator;
+
+    use super::*;
+    use crate::report::{committed, example};
+
+    fn all(results: &Results) -> Vec<Plot> {
+        [one_client, by_clients, by_rate, two_sided, neighbours, failover, cost]
+            .into_iter()
+            .filter_map(|plot| plot(results))
+            .collect()
+    }
+
+    #[test]
+    fn no_two_systems_share_a_colour_or_a_name() {
+        let systems: Vec<System> = System::iter().collect();
+        for of in [System::color, System::name] {
+            let mut values: Vec<&str> = systems.iter().map(|system| of(*system)).collect();
+            values.sort_unstable();
+            values.dedup();
+            assert_eq!(values.len(), systems.len());
         }
     }
-    let of_case = |case: &str| Plot {
-        title: format!("{}: latency, {case}", comparison.name),
-        content: Content::Lines {
-            x: Axis { title: "latency, µs", scale: Scale::Logarithmic },
-            y: Axis { title: "share of answers", scale: Scale::Nines },
-            lines: typical_rounds(comparison, case),
-        },
-    };
-    cases.into_iter().map(of_case).collect()
-}
 
-fn typical_rounds(comparison: &Comparison, case: &str) -> Vec<Line> {
-    let mut by_contestant: BTreeMap<usize, Vec<&Sample>> = BTreeMap::new();
-    let mut names: Vec<&str> = Vec::new();
-    for sample in comparison.samples.iter().filter(|s| s.case == case && !s.distribution.is_empty()) {
-        let index = names.iter().position(|name| *name == sample.contestant).unwrap_or_else(|| {
-            names.push(&sample.contestant);
-            names.len() - 1
-        });
-        by_contestant.entry(index).or_default().push(sample);
+    #[test]
+    fn a_plot_has_five_lines_at_most_and_each_is_one_system_or_part() {
+        let committed = Results::load(&committed().join("benchmarks")).unwrap().expect("committed data");
+        let plots = all(&committed);
+        assert_eq!(plots.len(), 7, "each finds its data");
+        for plot in plots.iter().chain(&all(&example::results())) {
+            assert!((1..=LINES_MAX).contains(&plot.lines.len()), "{}", plot.name);
+            let mut lines: Vec<_> = plot.lines.iter().map(|line| (line.system, line.part.map(|part| part.0))).collect();
+            lines.sort_unstable();
+            lines.dedup();
+            assert_eq!(lines.len(), plot.lines.len(), "{}", plot.name);
+        }
     }
-    let line = |(index, mut samples): (usize, Vec<&Sample>)| {
-        samples.sort_by(|a, b| f64::total_cmp(&a.figures[&Metric::P50], &b.figures[&Metric::P50]));
-        Line { name: names[index].to_owned(), points: samples[samples.len() / 2].distribution.clone() }
-    };
-    by_contestant.into_iter().map(line).collect()
+
+    #[test]
+    fn points_are_medians_with_the_range_of_the_rounds() {
+        let plot = by_clients(&example::results()).unwrap();
+        let shm = &plot.lines[0];
+        assert_eq!((shm.system, shm.points.len()), (System::Shm, 2));
+        let Point { x, y } = shm.points[1];
+        assert_eq!((x, y.min, y.max), (64.0, 100_000.0, 125_000.0));
+    }
 }

@@ -1,33 +1,30 @@
-//! What a run has measured, as plain data: written beside the report as JSON, from which the report can be drawn again.
+//! What a run has measured, as plain data.
 //!
-//! Filled by [`run`](crate::run), read by [`report`](crate::report). A figure is never stored as a summary: each round's
-//! own value is kept, and ratios are made of two figures of the same round.
+//! Filled by [`run`](crate::run), kept in files by [`data`](crate::data), read by [`report`](crate::report). A figure is never
+//! stored as a summary: each round's own value is kept, so that ratios can be made of two figures of the same round.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::comparisons;
 use crate::machine::Machine;
 
-/// Raised when older files can no longer be read.
-pub(crate) const FORMAT: u32 = 1;
-
 /// Everything that one run has measured.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Results {
-    pub(crate) format: u32,
     pub(crate) about: About,
     pub(crate) comparisons: Vec<Comparison>,
 }
 
 /// When, where and how it ran.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct About {
     pub(crate) command: String,
     pub(crate) date: String,
+    /// The commit that was measured; empty if nobody knows.
+    #[serde(default)]
+    pub(crate) revision: String,
     pub(crate) rounds: u32,
     /// How long each measurement took, in percent of the usual time.
     pub(crate) effort: u32,
@@ -37,7 +34,7 @@ pub(crate) struct About {
 }
 
 /// One comparison: its contestants took turns in each round.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Comparison {
     pub(crate) name: String,
     /// Share of all processors that others used just before it began, 0 to 1.
@@ -47,12 +44,13 @@ pub(crate) struct Comparison {
     pub(crate) contestants: Vec<Contestant>,
     /// What could not take part, and why.
     pub(crate) absent: Vec<Absent>,
+    /// In a file of their own.
+    #[serde(skip)]
     pub(crate) samples: Vec<Sample>,
-    pub(crate) ratios: Vec<Ratio>,
 }
 
 /// One way of doing it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Contestant {
     pub(crate) name: String,
     pub(crate) version: String,
@@ -62,14 +60,14 @@ pub(crate) struct Contestant {
 }
 
 /// A contestant that could not run here.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Absent {
     pub(crate) name: String,
     pub(crate) why: String,
 }
 
 /// What one contestant did in one case of one round.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) contestant: String,
     pub(crate) case: String,
@@ -77,30 +75,10 @@ pub(crate) struct Sample {
     pub(crate) at: Option<f64>,
     pub(crate) round: u32,
     pub(crate) figures: Figures,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) distribution: Distribution,
 }
 
 /// What one measurement shows.
 pub(crate) type Figures = BTreeMap<Metric, f64>;
-/// Latency in microseconds, and the share of answers that took no longer.
-pub(crate) type Distribution = Vec<(f64, f64)>;
-
-/// Two figures of the same round, divided.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Ratio {
-    pub(crate) name: String,
-    pub(crate) of: Cell,
-    pub(crate) to: Cell,
-}
-
-/// One figure of a contestant in a case.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Cell {
-    pub(crate) contestant: String,
-    pub(crate) case: String,
-    pub(crate) metric: Metric,
-}
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, strum::EnumIter)]
@@ -146,7 +124,7 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    /// The heading of its column.
+    /// The heading of its column, with the unit.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Metric::P50 => "p50, µs",
@@ -181,38 +159,30 @@ impl Metric {
     }
 }
 
+impl Metric {
+    /// True of rates; times and costs are better if they are less.
+    pub(crate) fn more_is_better(self) -> bool {
+        matches!(self, Metric::Rate | Metric::Kept | Metric::ReadRate | Metric::CopyRate)
+    }
+}
+
 impl Comparison {
-    /// The figure of a cell in each round that has one.
-    pub(crate) fn figures(&self, cell: &Cell) -> BTreeMap<u32, f64> {
-        let of_cell = |s: &&Sample| s.contestant == cell.contestant && s.case == cell.case;
-        self.samples.iter().filter(of_cell).filter_map(|s| Some((s.round, *s.figures.get(&cell.metric)?))).collect()
+    /// A figure of a contestant in a case, in each round that has one.
+    pub(crate) fn figures(&self, contestant: &str, case: &str, metric: Metric) -> BTreeMap<u32, f64> {
+        let wanted = |s: &&Sample| s.contestant == contestant && s.case == case;
+        self.samples.iter().filter(wanted).filter_map(|s| Some((s.round, *s.figures.get(&metric)?))).collect()
     }
 }
 
 impl Results {
+    /// A comparison by name, if it was run.
+    pub(crate) fn comparison(&self, name: &str) -> Option<&Comparison> {
+        self.comparisons.iter().find(|comparison| comparison.name == name)
+    }
+
     /// True if nothing was left out or shortened.
     pub(crate) fn are_whole(&self) -> bool {
-        let measured = |name: &str| self.comparisons.iter().any(|comparison| comparison.name == name);
-        !self.about.quick && self.about.effort >= 100 && comparisons::ALL.iter().all(|c| measured(c.name))
-    }
-
-    /// Reads what [`save`](Results::save) wrote.
-    pub(crate) fn load(path: &Path) -> Result<Results> {
-        let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-        let results: Results = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} does not hold the results of a bench", path.display()))?;
-        ensure!(
-            results.format == FORMAT,
-            "{} has format {}, and this program reads format {FORMAT}: run ./bench again",
-            path.display(),
-            results.format
-        );
-        Ok(results)
-    }
-
-    pub(crate) fn save(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(self).context("write the results as JSON")?;
-        text.push('\n');
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+        let about = &self.about;
+        !about.quick && about.effort >= 100 && comparisons::ALL.iter().all(|c| self.comparison(c.name).is_some())
     }
 }

@@ -8,11 +8,10 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::comparisons::Definition;
-use crate::load::Measured;
 use crate::machine;
 use crate::options::Options;
 use crate::ours::{Ours, Shape};
-use crate::results::{Absent, Cell, Comparison, Contestant, Distribution, Figures, Metric, Ratio, Sample};
+use crate::results::{Absent, Comparison, Contestant, Figures, Sample};
 
 /// How long one measurement takes at full effort.
 const MEASUREMENT: Duration = Duration::from_secs(2);
@@ -80,62 +79,16 @@ impl Run<'_> {
         self.comparison.absent.push(Absent { name: name.to_owned(), why: why.to_string() });
     }
 
-    /// Our group, and the one of `--beside`.
-    pub(crate) fn ours(&mut self, name: &str, shape: &Shape) -> Result<Vec<Ours>> {
-        let mut all = vec![self.ours_alone(name, shape)?];
-        if let Some(beside) = &self.options.beside {
-            let other = Ours::start(&beside_name(name), beside, &self.options.memory, shape)?;
-            self.enter(other.contestant());
-            all.push(other);
-        }
-        Ok(all)
-    }
-
-    /// Our group, of this build.
-    pub(crate) fn ours_alone(&mut self, name: &str, shape: &Shape) -> Result<Ours> {
+    /// Our group.
+    pub(crate) fn ours(&mut self, name: &str, shape: &Shape) -> Result<Ours> {
         let ours = Ours::start(name, &self.program, &self.options.memory, shape)?;
         self.enter(ours.contestant());
         Ok(ours)
     }
 
-    /// Notes what a contestant did in this round.
-    pub(crate) fn note(&mut self, contestant: &str, case: &str, measured: &Measured) {
-        self.note_all(contestant, case, None, measured.figures(), measured.distribution());
-    }
-
-    /// The same with all that a sample may have.
-    pub(crate) fn note_all(
-        &mut self,
-        contestant: &str,
-        case: &str,
-        at: Option<f64>,
-        figures: Figures,
-        distribution: Distribution,
-    ) {
+    /// Notes what a contestant did in this round, and where the case stands on the axis of its plot.
+    pub(crate) fn note(&mut self, contestant: &str, case: &str, at: Option<f64>, figures: Figures) {
         let (contestant, case) = (contestant.to_owned(), case.to_owned());
-        self.comparison.samples.push(Sample { contestant, case, at, round: self.round, figures, distribution });
+        self.comparison.samples.push(Sample { contestant, case, at, round: self.round, figures });
     }
-
-    /// Has the report divide one figure by another.
-    pub(crate) fn ratio(&mut self, name: impl Into<String>, of: Cell, to: Cell) {
-        self.comparison.ratios.push(Ratio { name: name.into(), of, to });
-    }
-
-    /// With `--beside`: this build's figure divided by the other's.
-    pub(crate) fn ratio_beside(&mut self, name: &str, case: &str, metric: Metric) {
-        if self.options.beside.is_some() {
-            let label = format!("this build / the other: {name}, {case}, {}", metric.title());
-            self.ratio(label, cell(name, case, metric), cell(&beside_name(name), case, metric));
-        }
-    }
-}
-
-/// The name of a contestant of the other build.
-pub(crate) fn beside_name(name: &str) -> String {
-    format!("{name} (other build)")
-}
-
-/// Shorthand.
-pub(crate) fn cell(contestant: &str, case: &str, metric: Metric) -> Cell {
-    Cell { contestant: contestant.to_owned(), case: case.to_owned(), metric }
 }

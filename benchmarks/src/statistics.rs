@@ -2,9 +2,11 @@
 //!
 //! Called by [`load`](crate::load) and [`report`](crate::report); pure.
 
+use std::collections::BTreeMap;
+
 use hdrhistogram::Histogram;
 
-use crate::results::{Comparison, Distribution, Figures, Metric, Ratio};
+use crate::results::{Figures, Metric};
 
 /// A figure over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,12 +32,10 @@ impl Summary {
     }
 }
 
-/// The ratio in each round that has both figures. A round that divides by nothing has none.
-pub(crate) fn ratios(comparison: &Comparison, ratio: &Ratio) -> Vec<f64> {
-    let to = comparison.figures(&ratio.to);
-    let of = comparison.figures(&ratio.of);
-    let both = of.iter().filter_map(|(round, of)| Some((of, to.get(round)?)));
-    both.filter(|(_, to)| **to > 0.0).map(|(of, to)| of / to).collect()
+/// One figure divided by another, in each round that has both. A round that divides by nothing has none.
+pub(crate) fn quotients(of: &BTreeMap<u32, f64>, to: &BTreeMap<u32, f64>) -> BTreeMap<u32, f64> {
+    let both = of.iter().filter_map(|(round, of)| Some((*round, of, to.get(round)?)));
+    both.filter(|(_, _, to)| **to > 0.0).map(|(round, of, to)| (round, of / to)).collect()
 }
 
 /// Latencies from 1 ns to 100 s, with three digits.
@@ -52,17 +52,6 @@ pub(crate) fn percentiles(latency: &Histogram<u64>) -> Figures {
     shares.into_iter().map(|(metric, share)| (metric, microseconds(latency.value_at_quantile(share)))).collect()
 }
 
-/// Points of the cumulative distribution, dense where a logarithmic plot of the tail needs them.
-pub(crate) fn distribution(latency: &Histogram<u64>) -> Distribution {
-    if latency.is_empty() {
-        return Vec::new();
-    }
-    let body = (0..50).map(|n| f64::from(n) / 50.0);
-    // 0.98 … 0.9999…: twenty points for each tenfold rarer.
-    let tail = (34..=80).map(|n| 1.0 - 10f64.powf(-f64::from(n) / 20.0));
-    body.chain(tail).map(|share| (microseconds(latency.value_at_quantile(share)), share)).collect()
-}
-
 fn microseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
 }
@@ -70,7 +59,6 @@ fn microseconds(nanoseconds: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{Cell, Sample};
 
     #[test]
     fn the_median_of_an_even_number_lies_between() {
@@ -82,34 +70,15 @@ mod tests {
 
     #[test]
     fn ratios_are_made_within_a_round() {
-        let sample = |contestant: &str, round, value| Sample {
-            contestant: contestant.to_owned(),
-            case: "case".to_owned(),
-            at: None,
-            round,
-            figures: [(Metric::P50, value)].into(),
-            distribution: Vec::new(),
-        };
-        let samples = vec![
-            sample("a", 1, 10.0),
-            sample("b", 1, 5.0),
-            sample("b", 2, 4.0),
-            sample("a", 2, 4.0),
-            sample("a", 3, 7.0),
-            sample("a", 4, 7.0),
-            sample("b", 4, 0.0),
-        ];
-        let comparison = Comparison { samples, ..Comparison::default() };
-        let cell = |name: &str| Cell { contestant: name.to_owned(), case: "case".to_owned(), metric: Metric::P50 };
-        let ratio = |of, to| Ratio { name: String::new(), of: cell(of), to: cell(to) };
-        assert_eq!(ratios(&comparison, &ratio("a", "b")), [2.0, 1.0], "rounds 3 and 4 have nothing to divide by");
-        assert_eq!(ratios(&comparison, &ratio("a", "c")), [0.0; 0]);
+        let of = [(1, 10.0), (2, 4.0), (3, 7.0), (4, 7.0)].into();
+        let to = [(1, 5.0), (2, 4.0), (4, 0.0)].into();
+        assert_eq!(quotients(&of, &to), [(1, 2.0), (2, 1.0)].into(), "rounds 3 and 4 have nothing to divide by");
     }
 
     #[test]
     fn percentiles_are_those_of_the_values() {
         let mut latency = histogram();
-        assert!(percentiles(&latency).is_empty() && distribution(&latency).is_empty());
+        assert!(percentiles(&latency).is_empty());
         for value in 1..=1000 {
             latency.record(value * 1000).unwrap();
         }
@@ -119,7 +88,5 @@ mod tests {
         {
             assert!((found[&metric] - wanted).abs() <= wanted / 500.0, "{metric:?}: {}", found[&metric]);
         }
-        let points = distribution(&latency);
-        assert!(points.is_sorted_by(|a, b| a.0 <= b.0 && a.1 < b.1), "{points:?}");
     }
 }

@@ -1,7 +1,6 @@
-//! The program itself, with measurements so short that their figures mean nothing: a complete report comes out.
+//! The program itself, with measurements so short that their figures mean nothing: complete pages come out.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Output};
 
 use tailwind_e2e::context::cannot_run;
@@ -20,36 +19,44 @@ fn error_of(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_short_run_writes_a_complete_report() {
+fn a_short_run_writes_complete_pages() {
     let memory = rustix::fs::statvfs("/dev/shm").map_or(0, |found| found.f_bavail * found.f_frsize);
     if memory < MEMORY {
-        cannot_run("a_short_run_writes_a_complete_report", "needs 1 GiB in /dev/shm");
+        cannot_run("a_short_run_writes_complete_pages", "needs 1 GiB in /dev/shm");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let [first, again] = ["first", "again"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
-    let output = bench(&["--only", "floors", "--rounds", "2", "--effort", "1", "--output", &first]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let read = |folder: &str| fs::read_to_string(Path::new(folder).join("benchmarks.md")).unwrap();
-    let report = read(&first);
-    for wanted in [
-        "# Benchmarks",
-        "## Targets",
-        "## floors",
-        "| ping-pong, Unix socket, blocking |",
-        "| ping-pong, shared memory, spinning |",
-        "| Tailwind shm, spin |",
-        "| Tailwind tcp / ping-pong, Unix socket, blocking |",
-        "(benchmarks/floors-latency-one-at-a-time-128-b.svg)",
+    let output = folder.path().to_str().unwrap();
+    let ran = bench(&["--only", "floors", "--rounds", "2", "--effort", "1", "--output", output]);
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let read = |file: &str| fs::read_to_string(folder.path().join(file)).unwrap();
+    let (page, data, table) = (read("benchmarks.md"), read("benchmarks/README.md"), read("benchmarks/floors.tsv"));
+    for (text, wanted) in [
+        (&page, "# Benchmarks"),
+        (&page, "Not compared with an earlier commit yet"),
+        (&page, "## Targets"),
+        (&page, "## How it was measured"),
+        (&data, "## floors"),
+        (&data, "| Tailwind tcp |"),
+        (&table, "one at a time, 128 B\tping-pong, Unix socket, blocking\t\t1\t"),
+        (&table, "one at a time, 128 B\tTailwind tcp, spin\t\t2\t"),
     ] {
-        assert!(report.contains(wanted), "{wanted} is not in\n{report}");
+        assert!(text.contains(wanted), "{wanted} is not in\n{text}");
     }
-    assert!(Path::new(&first).join("benchmarks/floors-latency-one-at-a-time-128-b.svg").exists());
+    fs::write(folder.path().join("benchmarks.md"), "").unwrap();
+    let ran = bench(&["--render", "--output", output]);
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(read("benchmarks.md"), page, "drawn again from the data");
+}
 
-    let raw = Path::new(&first).join("results.json");
-    let output = bench(&["--report-from", raw.to_str().unwrap(), "--output", &again]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(read(&again), report, "drawn again from the raw results");
+#[test]
+fn a_commit_that_could_not_be_built_is_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().to_str().unwrap();
+    let ran = bench(&["--gate", "--output", output, "--earlier", output, "--earlier-commit", "abcdef0 A subject"]);
+    assert_eq!(ran.status.code(), Some(2), "{}", String::from_utf8_lossy(&ran.stderr));
+    let page = fs::read_to_string(folder.path().join("benchmarks.md")).unwrap();
+    assert!(page.contains("**Not compared with commit `abcdef0` (A subject)**, which cannot be measured"), "{page}");
 }
 
 #[test]
@@ -61,12 +68,16 @@ fn wrong_arguments_are_explained() {
         ),
         "{error}"
     );
-    let error = error_of(&["--report-from", "/no/such/file"]);
-    assert!(error.contains("read /no/such/file"), "{error}");
     let error = error_of(&["--only", "cpu", "--program", "/no/such/program"]);
     assert!(error.contains("/no/such/program is not a program"), "{error}");
     let error = error_of(&["--only", "cpu", "--memory", "/no/such/folder"]);
     assert!(error.contains("/no/such/folder is not a folder"), "{error}");
+    let error = error_of(&["--gate"]);
+    assert!(error.contains("no earlier commit is given: run ./bench, which builds it"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let error = error_of(&["--gate", "--rounds", "8", "--earlier", folder, "--earlier-commit", "abcdef0 A subject"]);
+    assert!(error.contains("--rounds 8: with --gate at least 9"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::costs::{self, Appends};
 use crate::ours::{Ours, Shape};
 use crate::results::{Contestant, Figures, Metric};
-use crate::run::{Run, cell};
+use crate::run::Run;
 use crate::workload::{Store, VALUE_SIZE};
 
 use super::recovery;
@@ -32,24 +32,23 @@ const TAILWIND_TCP: &str = "Tailwind tcp";
 struct Entry {
     name: &'static str,
     fabric: &'static str,
-    /// With which one-sided contestant it is compared.
-    beside: &'static str,
+    shared_memory: bool,
     quick: bool,
 }
 
 const ENTRIES: &[Entry] = &[
-    Entry { name: TAILWIND, fabric: "shm", beside: TAILWIND, quick: true },
-    Entry { name: RPC, fabric: "rpc-shm", beside: TAILWIND, quick: true },
-    Entry { name: RPC_PIPELINED, fabric: "rpc-pipelined-shm", beside: TAILWIND, quick: false },
-    Entry { name: RING, fabric: "ring-shm", beside: TAILWIND, quick: true },
-    Entry { name: TAILWIND_TCP, fabric: "tcp", beside: TAILWIND_TCP, quick: false },
-    Entry { name: "rpc tcp", fabric: "rpc-tcp", beside: TAILWIND_TCP, quick: false },
-    Entry { name: "rpc pipelined tcp", fabric: "rpc-pipelined-tcp", beside: TAILWIND_TCP, quick: false },
+    Entry { name: TAILWIND, fabric: "shm", shared_memory: true, quick: true },
+    Entry { name: RPC, fabric: "rpc-shm", shared_memory: true, quick: true },
+    Entry { name: RPC_PIPELINED, fabric: "rpc-pipelined-shm", shared_memory: true, quick: false },
+    Entry { name: RING, fabric: "ring-shm", shared_memory: true, quick: true },
+    Entry { name: TAILWIND_TCP, fabric: "tcp", shared_memory: false, quick: false },
+    Entry { name: "rpc tcp", fabric: "rpc-tcp", shared_memory: false, quick: false },
+    Entry { name: "rpc pipelined tcp", fabric: "rpc-pipelined-tcp", shared_memory: false, quick: false },
 ];
 
 /// Those over shared memory, which the comparison `neighbours` has too: name and fabric.
 pub(super) fn over_shared_memory(quick: bool) -> impl Iterator<Item = (&'static str, &'static str)> {
-    let chosen = ENTRIES.iter().filter(move |entry| entry.beside == TAILWIND && (entry.quick || !quick));
+    let chosen = ENTRIES.iter().filter(move |entry| entry.shared_memory && (entry.quick || !quick));
     chosen.map(|entry| (entry.name, entry.fabric))
 }
 
@@ -86,7 +85,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         let ours = start(run)?;
         run.enter(contestant(&ours, entry.fabric));
         groups.push(ours);
-        if entry.beside == TAILWIND {
+        if entry.shared_memory {
             let store = start(run)?;
             run.say(format!("filling the store of {}", entry.name));
             stores.push(Store::start(store).with_context(|| format!("the example store of {}", entry.name))?);
@@ -99,20 +98,13 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             Some(why) => run.absent(&format!("a log of {length}"), why),
         }
     }
-    for entry in entries.iter().filter(|entry| entry.name != entry.beside) {
-        let mixes = MIXES.iter().filter(|_| entry.beside == TAILWIND).map(|(mix, _)| *mix);
-        for group in [WRITES].into_iter().chain(mixes) {
-            let counts = if group == WRITES { clients } else { store_clients };
-            counts.iter().for_each(|count| ratios(run, entry, &case(group, *count)));
-        }
-    }
     run.rounds(|run| {
         let time = run.time() / 2;
         for count in clients {
             for ours in &groups {
                 run.say(format!("{}, {count} clients", ours.name));
                 let appends = Appends { clients: *count, depth: 1, size: SIZE };
-                let (figures, _) = costs::measure(ours, &appends, time)?;
+                let figures = costs::measure(ours, &appends, time)?;
                 note(run, &ours.name, WRITES, *count, figures);
                 ours.trim()?;
             }
@@ -125,7 +117,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
                     let operations = Appends { clients: *count, depth: 1, size: VALUE_SIZE };
                     let seed = std::cell::Cell::new(0);
                     let connect = || store.connection(*reads, seed.replace(seed.get() + 1));
-                    let (figures, _) = costs::measure_on(&store.ours, connect, &operations, time)?;
+                    let figures = costs::measure_on(&store.ours, connect, &operations, time)?;
                     note(run, name, mix, *count, figures);
                 }
             }
@@ -158,11 +150,11 @@ fn case(group: &str, clients: usize) -> String {
 }
 
 fn note(run: &mut Run<'_>, name: &str, group: &str, clients: usize, figures: Figures) {
-    run.note_all(name, &case(group, clients), Some(clients as f64), with_sums(figures), Vec::new());
+    run.note(name, &case(group, clients), Some(clients as f64), with_sums(figures));
 }
 
 /// The CPU figures that are compared.
-pub(super) fn with_sums(mut figures: Figures) -> Figures {
+pub(crate) fn with_sums(mut figures: Figures) -> Figures {
     let sum = |parts: &[Metric]| parts.iter().filter_map(|metric| figures.get(metric)).sum::<f64>();
     let backups = sum(&[Metric::BackupsUser, Metric::BackupsKernel]);
     let all = backups + sum(&[Metric::SidecarUser, Metric::SidecarKernel]);
@@ -173,17 +165,6 @@ pub(super) fn with_sums(mut figures: Figures) -> Figures {
         figures.remove(&metric);
     }
     figures
-}
-
-fn ratios(run: &mut Run<'_>, entry: &Entry, case: &str) {
-    for metric in [Metric::Rate, Metric::P50, Metric::P99, Metric::BackupsCpu, Metric::Cpu] {
-        let label = ratio_label(entry.beside, entry.name, case, metric);
-        run.ratio(label, cell(entry.beside, case, metric), cell(entry.name, case, metric));
-    }
-}
-
-fn ratio_label(of: &str, to: &str, case: &str, metric: Metric) -> String {
-    format!("{of} / {to}: {case}, {}", metric.title())
 }
 
 /// Figure 12: the primary's process dies, and its standby puts the log together from what the backups hold.
@@ -219,12 +200,5 @@ mod tests {
             (50.0, 200.0, 2.0)
         );
         assert!(!summed.contains_key(&Metric::BackupMemory));
-    }
-
-    /// The targets name these ratios.
-    #[test]
-    fn ratios_have_the_names_of_the_targets() {
-        let label = ratio_label(TAILWIND, RPC, &case(WRITES, 30), Metric::P99);
-        assert_eq!(label, "Tailwind shm / rpc shm: write-only: 30 clients, p99, µs");
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::costs::{self, Appends};
 use crate::ours::{Ours, Shape};
 use crate::results::Metric;
-use crate::run::{Run, cell};
+use crate::run::Run;
 use crate::uplink::Uplink;
 
 use super::baselines::{two_sided, with_sums};
@@ -65,12 +65,6 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         for (name, fabric) in [pair.star, pair.chain].into_iter().zip(pair.fabrics) {
             groups.push((start(run, &program, behind, name, fabric)?, behind));
         }
-        for (case, ..) in CASES {
-            for metric in [Metric::Rate, Metric::P50, Metric::P99, Metric::BackupsCpu, Metric::Cpu, Metric::Sent] {
-                let label = ratio_label(pair, case, metric);
-                run.ratio(label, cell(pair.chain, case, metric), cell(pair.star, case, metric));
-            }
-        }
     }
     run.rounds(|run| {
         for (case, size, depth) in CASES {
@@ -94,30 +88,13 @@ fn start(run: &mut Run<'_>, program: &Path, behind: Option<&Uplink>, name: &str,
 fn measure(run: &mut Run<'_>, ours: &Ours, behind: Option<&Uplink>, case: &str, appends: &Appends) -> Result<()> {
     let look = || Ok::<_, anyhow::Error>((ours.last()?.0, behind.map(Uplink::carried).transpose()?));
     let (first, before) = look()?;
-    let (figures, _) = costs::measure(ours, appends, run.time() / 2)?;
+    let figures = costs::measure(ours, appends, run.time() / 2)?;
     let (last, after) = look()?;
     let mut figures = with_sums(figures);
     if let (Some(before), Some(after)) = (before, after) {
         let bytes = (last - first) as f64 * appends.size as f64;
         figures.insert(Metric::Sent, (after - before) / bytes);
     }
-    run.note_all(&ours.name, case, None, figures, Vec::new());
+    run.note(&ours.name, case, None, figures);
     ours.trim()
-}
-
-fn ratio_label(pair: &Pair, case: &str, metric: Metric) -> String {
-    format!("{} / {}: {case}, {}", pair.chain, pair.star, metric.title())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::report::group_of;
-
-    #[test]
-    fn each_size_has_a_table_and_ratios_say_which_way_they_go() {
-        assert!(CASES.iter().all(|(case, ..)| matches!(group_of(case), ("128 B" | "1 MiB", Some(_)))));
-        let label = ratio_label(&PAIRS[2], CASES[3].0, Metric::Rate);
-        assert_eq!(label, "chain tcp, 1 Gbit/s / star tcp, 1 Gbit/s: 1 MiB: pipelined, records/s");
-    }
 }

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::load::{Measured, one_at_a_time};
 use crate::ours::Shape;
 use crate::results::{Contestant, Metric};
-use crate::run::{Run, beside_name, cell};
+use crate::run::Run;
 
 pub(crate) const ABOUT: &str = "One record of 128 B at a time, 3 backups, beside bare ping-pongs of the same bytes: a frame \
     of 144 bytes there, an ack of 24 bytes back. *Blocking* sides sleep in `read`, *spinning* sides poll. The ping-pong \
@@ -27,11 +27,11 @@ const BACK: usize = 24;
 const PAYLOAD: usize = 128;
 /// Of a backup: one record at a time fills few.
 const BUFFERS: usize = 8;
-const CASE: &str = "one at a time, 128 B";
+pub(crate) const CASE: &str = "one at a time, 128 B";
 /// A client that never sleeps.
-const SPIN: Duration = Duration::from_secs(3600);
+pub(crate) const SPIN: Duration = Duration::from_secs(3600);
 
-const BLOCKING: &str = "ping-pong, Unix socket, blocking";
+pub(crate) const BLOCKING: &str = "ping-pong, Unix socket, blocking";
 const SPINNING: &str = "ping-pong, Unix socket, spinning";
 const MEMORY: &str = "ping-pong, shared memory, spinning";
 const COPY: &str = "memcpy of the record";
@@ -58,48 +58,29 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         ("Tailwind tcp", shape("tcp")),
     ];
     let groups = ours.iter().map(|(name, shape)| run.ours(name, shape)).collect::<Result<Vec<_>>>()?;
-    for (name, _) in ours {
-        let spin = spinning(name);
-        run.ratio(format!("{name} / {BLOCKING}"), p50(name), p50(BLOCKING));
-        run.ratio(format!("{spin} / {SPINNING}"), p50(&spin), p50(SPINNING));
-        run.ratio(format!("{spin} / {MEMORY}"), p50(&spin), p50(MEMORY));
-        run.ratio(format!("{spin} / {COPY}"), p50(&spin), p50(COPY));
-        run.ratio(format!("{spin} / {CRC}"), p50(&spin), p50(CRC));
-        for metric in [Metric::P50, Metric::P99] {
-            run.ratio_beside(name, CASE, metric);
-        }
-        if run.options.beside.is_some() {
-            let other = cell(&spinning(&beside_name(name)), CASE, Metric::P50);
-            run.ratio(format!("this build / the other: {spin}, p50"), p50(&spin), other);
-        }
-    }
     run.rounds(|run| {
         let time = run.time();
         run.say(BLOCKING);
-        run.note(BLOCKING, CASE, &unix_socket(time, false)?);
+        run.note(BLOCKING, CASE, None, unix_socket(time, false)?.figures());
         run.say(SPINNING);
-        run.note(SPINNING, CASE, &unix_socket(time, true)?);
+        run.note(SPINNING, CASE, None, unix_socket(time, true)?.figures());
         run.say(MEMORY);
-        run.note(MEMORY, CASE, &shared_memory(time)?);
+        run.note(MEMORY, CASE, None, shared_memory(time)?.figures());
         note_work(run, COPY, |from, to| to.copy_from_slice(black_box(from)));
         note_work(run, CRC, |from, _| {
             black_box(crc32fast::hash(black_box(from)));
         });
-        for ours in groups.iter().flatten() {
+        for ours in &groups {
             for (name, spin) in [(ours.name.clone(), Duration::ZERO), (spinning(&ours.name), SPIN)] {
                 run.say(&name);
                 let mut client = ours.client(spin)?;
                 let measured = one_at_a_time(time, || Ok(client.append(&[7; PAYLOAD]).map(|_| ())?))?;
-                run.note(&name, CASE, &measured);
+                run.note(&name, CASE, None, measured.figures());
             }
             ours.trim()?;
         }
         Ok(())
     })
-}
-
-fn p50(contestant: &str) -> crate::results::Cell {
-    cell(contestant, CASE, Metric::P50)
 }
 
 fn spinning(name: &str) -> String {
@@ -229,5 +210,5 @@ fn note_work(run: &mut Run<'_>, name: &str, mut work: impl FnMut(&[u8; PAYLOAD],
     }
     let each = started.elapsed().as_nanos() as f64 / f64::from(TIMES);
     let figures = [(Metric::P50, each / 1000.0), (Metric::PerByte, each / PAYLOAD as f64)];
-    run.note_all(name, CASE, None, figures.into(), Vec::new());
+    run.note(name, CASE, None, figures.into());
 }

@@ -19,8 +19,8 @@ use crate::costs::{self, Appends};
 use crate::cpu::settle;
 use crate::ours::{Ours, Shape};
 use crate::results::Metric;
-use crate::run::{Run, cell};
-use crate::statistics::{distribution, histogram, percentiles};
+use crate::run::Run;
+use crate::statistics::{histogram, percentiles};
 use crate::workload::Store;
 
 pub(crate) const ABOUT: &str = "Clients follow the log at a standby, which reads it from one backup at a time; 3 backups. First \
@@ -37,8 +37,8 @@ const DEPTH: usize = 2048;
 const FOLLOWERS: usize = 4;
 /// Records a second while the lag is measured.
 const LAG_RATE: f64 = 1000.0;
-const NOBODY: &str = "pipelined, nobody follows";
-const FOUR: &str = "pipelined, 4 follow";
+pub(crate) const NOBODY: &str = "pipelined, nobody follows";
+pub(crate) const FOUR: &str = "pipelined, 4 follow";
 const LAG: &str = "lag of a follower";
 /// The longest log of a takeover, which takes so many GiB.
 const TAKEOVERS: &[(&str, Length, f64)] =
@@ -91,21 +91,12 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         run.absent("a processor for the standby alone", "there is only one");
     }
     for (name, fabric) in [("Tailwind shm", "shm"), ("Tailwind tcp", "tcp")] {
-        // A build beside it may not know how to follow.
-        let ours = run.ours_alone(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })?;
+        let ours = run.ours(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })?;
         if let Some(apart) = &apart {
             [ours.sidecar()?].into_iter().chain(ours.backups()?).try_for_each(|pid| keep_on(pid, &apart.others))?;
             keep_on(ours.group.pid(Process::Sidecar(1))?, &[apart.standby])?;
         }
         all.push(ours);
-        for metric in [Metric::Rate, Metric::BackupsCpu, Metric::P50, Metric::P99] {
-            let title = metric.title();
-            run.ratio(
-                format!("{name}: {title}: 4 follow / nobody"),
-                cell(name, FOUR, metric),
-                cell(name, NOBODY, metric),
-            );
-        }
     }
     let takeovers: &[_] = if run.options.quick { &TAKEOVERS[..1] } else { TAKEOVERS };
     let mut lengths = Vec::new();
@@ -121,12 +112,6 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         match obstacle(*needed) {
             Some(why) => run.absent(&format!("a takeover with {name}"), why),
             None => stores.push((takeover(name), *keys)),
-        }
-    }
-    for case in lengths.iter().map(|(case, _)| case).chain(stores.iter().map(|(case, _)| case)) {
-        for app in [App::Warm, App::Cold] {
-            let (of, to) = (cell(app.name(), case, Metric::FirstAck), cell(App::Alone.name(), case, Metric::FirstAck));
-            run.ratio(format!("{case}: {} / {}", app.name(), App::Alone.name()), of, to);
         }
     }
     run.rounds(|run| {
@@ -170,12 +155,12 @@ fn pipelined(run: &mut Run<'_>, ours: &Ours, apart: Option<&Apart>, case: &str, 
     let following: Vec<Following> =
         (0..followers).map(|_| Following::start(observer, apart, next, |_| {})).collect::<Result<_>>()?;
     let appends = Appends { clients: 1, depth: DEPTH, size: SIZE };
-    let (mut figures, distribution) = costs::measure(ours, &appends, run.time() * 2)?;
+    let mut figures = costs::measure(ours, &appends, run.time() * 2)?;
     let both = [Metric::BackupsUser, Metric::BackupsKernel].map(|metric| figures.get(&metric).copied().unwrap_or(0.0));
     figures.insert(Metric::BackupsCpu, both.iter().sum());
     let last = ours.client(Duration::ZERO)?.barrier()?.last;
     following.into_iter().try_for_each(|one| one.end_at(last))?;
-    run.note_all(&ours.name, case, None, figures, distribution);
+    run.note(&ours.name, case, None, figures);
     ours.trim()
 }
 
@@ -202,7 +187,7 @@ fn lag(run: &mut Run<'_>, ours: &Ours, apart: Option<&Apart>) -> Result<()> {
     }
     following.end_at(last)?;
     let lags: Histogram<u64> = lags.lock().map_err(|_| anyhow::anyhow!("the follower panicked"))?.clone();
-    run.note_all(&ours.name, LAG, None, percentiles(&lags), distribution(&lags));
+    run.note(&ours.name, LAG, None, percentiles(&lags));
     ours.trim()
 }
 
@@ -351,7 +336,7 @@ fn take_over_store(run: &mut Run<'_>, case: &str, keys: u64, app: App) -> Result
 
 fn note_takeover(run: &mut Run<'_>, case: &str, app: App, killed: Instant, acked: Instant) {
     let figures = [(Metric::FirstAck, (acked - killed).as_secs_f64() * 1000.0)];
-    run.note_all(app.name(), case, None, figures.into(), Vec::new());
+    run.note(app.name(), case, None, figures.into());
 }
 
 /// Returns at its turn; says when it has seen so many records.

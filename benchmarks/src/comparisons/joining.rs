@@ -13,7 +13,7 @@ use super::recovery::{Length, fill, obstacle, records_of};
 use crate::cpu::{settle, used};
 use crate::ours::{Ours, Shape};
 use crate::results::{Figures, Metric};
-use crate::run::{Run, beside_name, cell};
+use crate::run::Run;
 
 pub(crate) const ABOUT: &str = "A member is killed (SIGKILL) and a backup of its name is started with nothing in memory or on \
     disk; 3 backups, and no spare one. *At rest* nobody appends: the time counts from the start of the new process until it is \
@@ -48,32 +48,19 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         run.absent("the log of 1 GiB", why);
         return Ok(());
     }
-    for fabric in ["shm", "tcp"] {
-        let name = format!("Tailwind {fabric}");
-        let (copied, memcpy) = (cell(&name, REST, Metric::CopyRate), cell(COPY, REST, Metric::CopyRate));
-        run.ratio(format!("{name}: copied / memcpy"), copied, memcpy);
-        for metric in [Metric::CopyRate, Metric::SidecarPerByte] {
-            run.ratio_beside(&name, REST, metric);
-        }
-    }
     let mut entered = false;
     run.rounds(|run| {
         for fabric in ["shm", "tcp"] {
             let name = format!("Tailwind {fabric}");
             let shape = Shape { default_timeouts: true, ..Shape::new(fabric, 3) };
-            let ours: (_, _, &[_]) = (name.clone(), run.program.clone(), &[REST, LOAD]);
-            // Under load another build's newcomer may wait for as long as the load lasts.
-            let beside = run.options.beside.clone().map(|program| (beside_name(&name), program, &[REST][..]));
-            for (name, program, cases) in [Some(ours), beside].into_iter().flatten() {
-                for &case in cases {
-                    run.say(format!("{name}, {case}"));
-                    let mut ours = Ours::start(&name, &program, &run.options.memory, &shape)?;
-                    if !entered && case == REST {
-                        run.enter(ours.contestant());
-                    }
-                    let measure = if case == REST { at_rest } else { under_load };
-                    measure(run, &mut ours, length).with_context(|| format!("{name}, {case}"))?;
+            for case in [REST, LOAD] {
+                run.say(format!("{name}, {case}"));
+                let mut ours = Ours::start(&name, &run.program, &run.options.memory, &shape)?;
+                if !entered && case == REST {
+                    run.enter(ours.contestant());
                 }
+                let measure = if case == REST { at_rest } else { under_load };
+                measure(run, &mut ours, length).with_context(|| format!("{name}, {case}"))?;
             }
         }
         entered = true;
@@ -95,9 +82,9 @@ fn at_rest(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> {
         (Metric::CopyRate, bytes as f64 / MIB / taken.as_secs_f64()),
         (Metric::SidecarPerByte, (spent.user + spent.kernel) / bytes as f64),
     ];
-    run.note_all(&ours.name, REST, None, figures.into(), Vec::new());
+    run.note(&ours.name, REST, None, figures.into());
     let figures = [(Metric::CopyRate, bytes as f64 / MIB / memcpy(bytes as usize).as_secs_f64())];
-    run.note_all(COPY, REST, None, figures.into(), Vec::new());
+    run.note(COPY, REST, None, figures.into());
     Ok(())
 }
 
@@ -132,7 +119,7 @@ fn under_load(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> 
     figures.extend(last.map(|last| (Metric::JoinedAfterCopy, milliseconds(joined - last))));
     let paused = ours.group.metric(Process::Sidecar(0), "tailwind_join_pause_seconds_sum");
     figures.extend(paused.map(|seconds: f64| (Metric::JoinPause, seconds * 1000.0)));
-    run.note_all(&ours.name, LOAD, None, figures, Vec::new());
+    run.note(&ours.name, LOAD, None, figures);
     Ok(())
 }
 

@@ -8,8 +8,7 @@ use anyhow::{Context, Result};
 use crate::affinity::{keep_on, keep_this_thread_on, processors};
 use crate::costs::{self, Appends};
 use crate::ours::{Ours, Shape};
-use crate::results::Metric;
-use crate::run::{Run, cell};
+use crate::run::Run;
 
 use super::baselines::{contestant, over_shared_memory, two_sided, with_sums};
 
@@ -41,12 +40,6 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         keep_on(ours.sidecar()?, quiet)?;
         ours.backups()?.into_iter().try_for_each(|backup| keep_on(backup, &[*noisy]))?;
         run.enter(contestant(&ours, fabric));
-        for count in counts.iter().filter(|count| **count > 0) {
-            for metric in [Metric::P50, Metric::P99] {
-                let label = format!("{name}, {}: {count} neighbours / none", metric.title());
-                run.ratio(label, cell(name, &case(*count), metric), cell(name, &case(0), metric));
-            }
-        }
         groups.push(ours);
     }
     keep_this_thread_on(quiet)?;
@@ -56,8 +49,8 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             for ours in &groups {
                 run.say(format!("{}, {count} neighbours", ours.name));
                 let appends = Appends { clients: 1, depth: 1, size: SIZE };
-                let (figures, _) = costs::measure(ours, &appends, run.time())?;
-                run.note_all(&ours.name, &case(*count), Some(*count as f64), with_sums(figures), Vec::new());
+                let figures = costs::measure(ours, &appends, run.time())?;
+                run.note(&ours.name, &case(*count), Some(*count as f64), with_sums(figures));
                 ours.trim()?;
             }
         }

@@ -7,8 +7,7 @@ use anyhow::Result;
 use crate::load::{Connection, Measured, closed_loop, open_loop};
 use crate::ours::{Ours, Shape};
 use crate::peers::{self, Peer};
-use crate::results::Metric;
-use crate::run::{Run, cell};
+use crate::run::Run;
 
 pub(crate) const ABOUT: &str = "Appends of 128 B, each answered once the copies exist that the table claims, all processes \
     on this machine. One thread drives all connections of a contestant, and the same code drives every contestant; \
@@ -79,7 +78,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         format!("Tailwind {}{way}, {} backups", shape.fabric, shape.copies)
     };
     for shape in &ours {
-        contenders.extend(run.ours(&name(shape), shape)?.into_iter().map(|ours| Contender::Ours(Box::new(ours))));
+        contenders.push(Contender::Ours(Box::new(run.ours(&name(shape), shape)?)));
     }
     for (peer, start) in peers::ALL {
         run.say(format!("starting {peer}"));
@@ -91,23 +90,6 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             Err(error) => run.absent(peer, format!("{error:#}")),
         }
     }
-    for ours in ours.iter().map(name) {
-        for case in CASES {
-            let metric = if case.depth == 1 { Metric::P50 } else { Metric::Rate };
-            for (peer, _) in peers::ALL {
-                let label = format!("{ours} / {peer}: {}, {}", case.name, metric.title());
-                run.ratio(label, cell(&ours, case.name, metric), cell(peer, case.name, metric));
-            }
-            run.ratio_beside(&ours, case.name, Metric::P50);
-            run.ratio_beside(&ours, case.name, Metric::Rate);
-        }
-        let open = open_case(70);
-        run.ratio(
-            format!("{ours}: p99 / p50, {open}"),
-            cell(&ours, &open, Metric::P99),
-            cell(&ours, &open, Metric::P50),
-        );
-    }
     let mut capacity: BTreeMap<String, f64> = BTreeMap::new();
     run.rounds(|run| {
         for case in CASES {
@@ -117,7 +99,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
                 if case.name == CAPACITY.name {
                     capacity.entry(contender.name().to_owned()).or_insert_with(|| measured.rate());
                 }
-                Ok((measured, None))
+                Ok((measured, (case.depth == 1).then_some(case.clients as f64)))
             })?;
         }
         for percent in if run.options.quick { OFFERED_QUICK } else { OFFERED } {
@@ -149,7 +131,7 @@ fn each(
         let measured = measure(run, contender).and_then(|measured| contender.rest().map(|()| measured));
         match (measured, contender) {
             (Ok((measured, at)), _) => {
-                run.note_all(contender.name(), case, at, measured.figures(), measured.distribution());
+                run.note(contender.name(), case, at, measured.figures());
                 index += 1;
             }
             (Err(error), Contender::Ours(_)) => return Err(error.context(format!("{}, {case}", contender.name()))),

@@ -8,7 +8,7 @@ use tailwind_client::Lsn;
 use crate::cpu::settle;
 use crate::machine;
 use crate::ours::{Ours, Shape};
-use crate::results::Metric;
+use crate::results::{Figures, Metric};
 use crate::run::Run;
 
 pub(crate) const ABOUT: &str = "The primary is killed (SIGKILL) once the log has the given size and the processes have come to \
@@ -22,7 +22,7 @@ const BATCH: usize = 512;
 
 /// How large a log is.
 #[derive(Clone, Copy)]
-pub(super) enum Length {
+pub(crate) enum Length {
     Mebibytes(u64),
     Records(u64),
 }
@@ -80,7 +80,14 @@ pub(super) fn obstacle(needed: f64) -> Option<String> {
 
 /// Fills the log, kills the primary, and notes what its app sees.
 pub(super) fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Length) -> Result<()> {
-    let cost = ours.record_cost(SIZE)? as u64;
+    let log = (records_of(ours, SIZE, length)? * ours.record_cost(SIZE)? as u64) as f64 / f64::from(1 << 20);
+    let figures = fail_over(ours, length)?;
+    run.note(&ours.name, case, Some(log), figures);
+    Ok(())
+}
+
+/// The same, without a note of it.
+pub(crate) fn fail_over(ours: &mut Ours, length: Length) -> Result<Figures> {
     let records = records_of(ours, SIZE, length)?;
     fill(ours, SIZE, records)?;
     let pids: Vec<u32> = ours.backups()?;
@@ -112,9 +119,7 @@ pub(super) fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Le
         (Metric::WholeLog, milliseconds(whole_log)),
         (Metric::ReadRate, mebibytes / (whole_log - first_ack).as_secs_f64()),
     ];
-    let log = (records * cost) as f64 / f64::from(1 << 20);
-    run.note_all(&ours.name, case, Some(log), figures.into(), Vec::new());
-    Ok(())
+    Ok(figures.into())
 }
 
 /// How many records of this size make a log of this length.

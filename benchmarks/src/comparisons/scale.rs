@@ -71,7 +71,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
 fn note(run: &mut Run<'_>, ours: &Ours, axis: &Axis, value: usize, appends: &Appends) -> Result<()> {
     let case = format!("{}: {value}", axis.name);
     run.say(&case);
-    let (figures, _) = costs::measure(ours, appends, run.time() / 2)?;
-    run.note_all(&ours.name, &case, Some(value as f64), figures, Vec::new());
+    let figures = costs::measure(ours, appends, run.time() / 2)?;
+    run.note(&ours.name, &case, Some(value as f64), figures);
     ours.trim()
 }

@@ -1,164 +1,216 @@
 //! Draws plots as SVG.
 
-use std::error::Error;
-use std::ops::Range;
+use std::fmt::Write;
 
-use anyhow::{Result, anyhow};
-use plotters::coord::Shift;
-use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
-use plotters::prelude::*;
-
-use super::{Axis, Content, Line, Plot, Scale};
+use super::{Axis, Line, Plot, Point, Scale, Stroke};
 use crate::statistics::Summary;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn Error>>;
-
-const SIZE: (u32, u32) = (960, 540);
-/// Distinguishable on white, also by people who do not see red and green apart (Okabe and Ito), then darker ones.
-const COLORS: [RGBColor; 11] = [
-    RGBColor(213, 94, 0),
-    RGBColor(0, 114, 178),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
-    RGBColor(120, 60, 20),
-    RGBColor(90, 60, 150),
-    RGBColor(110, 110, 110),
-    RGBColor(160, 0, 60),
-];
+const WIDTH: f64 = 880.0;
+const HEIGHT: f64 = 440.0;
+/// Of the area of the lines.
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = WIDTH - 230.0;
+const TOP: f64 = 64.0;
+const BOTTOM: f64 = HEIGHT - 56.0;
+/// Between the baselines of two names, and what a letter of them takes at most.
+const LINE_HEIGHT: f64 = 17.0;
+const LETTER: f64 = 7.6;
 
 /// The plot as SVG.
-pub(crate) fn draw(plot: &Plot) -> Result<String> {
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-    let drawn = match &plot.content {
-        Content::Lines { x, y, lines } => draw_lines(&area, &plot.title, *x, *y, lines),
-        Content::Bars { x, parts, rows } => draw_bars(&area, &plot.title, x, parts, rows),
-    };
-    drawn.map_err(|error| anyhow!("{error}"))?;
-    drop(area);
-    svg.push('\n');
-    Ok(svg)
-}
-
-fn draw_lines<'a>(area: &Area<'a>, title: &str, x: Axis, y: Axis, lines: &[Line]) -> Drawn {
-    area.fill(&WHITE)?;
-    let place = |&(a, b): &(f64, f64)| Some((x.scale.place(a)?, y.scale.place(b)?));
-    let places = |line: &Line| -> Vec<(f64, f64)> { line.points.iter().filter_map(place).collect() };
-    let all: Vec<(f64, f64)> = lines.iter().flat_map(places).collect();
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 22))
-        .margin(15)
-        .x_label_area_size(45)
-        .y_label_area_size(75)
-        .build_cartesian_2d(
-            Places::new(x.scale, all.iter().map(|point| point.0)),
-            Places::new(y.scale, all.iter().map(|point| point.1)),
-        )?;
-    chart
-        .configure_mesh()
-        .x_labels(12)
-        .y_labels(12)
-        .light_line_style(TRANSPARENT)
-        .x_desc(x.title)
-        .y_desc(y.title)
-        .draw()?;
-    for (index, line) in lines.iter().enumerate() {
-        let color = COLORS[index % COLORS.len()];
-        let points = places(line);
-        // A measured point each; the hundred points of a distribution need no marks.
-        let marks = if points.len() <= 20 { points.clone() } else { Vec::new() };
-        let series = chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?;
-        series.label(&line.name).legend(move |at| Rectangle::new([at, (at.0 + 18, at.1 + 3)], color.filled()));
-        chart.draw_series(marks.into_iter().map(|point| Circle::new(point, 3, color.filled())))?;
+pub(crate) fn draw(plot: &Plot) -> String {
+    let area = Area::of(plot);
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
+         font-family=\"system-ui, sans-serif\" font-size=\"14\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>"
+    );
+    text(&mut out, (16.0, 26.0), "start", "#222", &escape(plot.title));
+    text(&mut out, (16.0, 48.0), "start", "#666", &escape(plot.y.title));
+    axes(&mut out, plot, &area);
+    for line in &plot.lines {
+        band(&mut out, line, &area);
     }
-    legend(&mut chart, SeriesLabelPosition::UpperLeft)?;
-    area.present()?;
-    Ok(())
-}
-
-fn draw_bars<'a>(area: &Area<'a>, title: &str, x: &str, parts: &[&str], rows: &[(String, Vec<f64>)]) -> Drawn {
-    area.fill(&WHITE)?;
-    let longest = rows.iter().map(|(_, parts)| parts.iter().sum::<f64>()).fold(1.0, f64::max);
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 22))
-        .margin(15)
-        .x_label_area_size(45)
-        .y_label_area_size(10)
-        // Room for the legend to the right of the bars.
-        .build_cartesian_2d(0.0..longest * 1.35, 0.0..rows.len().max(1) as f64)?;
-    chart.configure_mesh().disable_y_mesh().disable_y_axis().light_line_style(TRANSPARENT).x_desc(x).draw()?;
-    for (index, part) in parts.iter().enumerate() {
-        let color = COLORS[index % COLORS.len()];
-        let bar = |(row, (_, values)): (usize, &(String, Vec<f64>))| {
-            let from: f64 = values[..index].iter().sum();
-            let (low, high) = (row as f64 + 0.15, row as f64 + 0.6);
-            Rectangle::new([(from, low), (from + values[index], high)], color.filled())
-        };
-        let series = chart.draw_series(rows.iter().enumerate().map(bar))?;
-        series.label(*part).legend(move |at| Rectangle::new([at, (at.0 + 18, at.1 + 3)], color.filled()));
+    for line in &plot.lines {
+        stroke(&mut out, line, &area);
     }
-    let label = |(row, (name, _)): (usize, &(String, Vec<f64>))| {
-        Text::new(name.clone(), (longest * 0.005, row as f64 + 0.75), ("sans-serif", 15))
-    };
-    chart.draw_series(rows.iter().enumerate().map(label))?;
-    legend(&mut chart, SeriesLabelPosition::UpperRight)?;
-    area.present()?;
-    Ok(())
+    for (line, place) in plot.lines.iter().zip(names(&plot.lines, &area)) {
+        // A rim of white, where it lies on another line.
+        out.push_str("<g paint-order=\"stroke\" stroke=\"white\" stroke-width=\"4\">");
+        text(&mut out, place, "start", line.system.color(), &escape(&line.name()));
+        out.push_str("</g>\n");
+    }
+    out.push_str("</svg>\n");
+    out
 }
 
-fn legend<'a, X, Y>(
-    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
-    position: SeriesLabelPosition,
-) -> Drawn
-where
-    X: Ranged<ValueType = f64> + 'a,
-    Y: Ranged<ValueType = f64> + 'a,
-{
-    let mut labels = chart.configure_series_labels();
-    labels.position(position).background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()?;
-    Ok(())
+impl Line {
+    pub(crate) fn name(&self) -> String {
+        match self.part {
+            None => self.system.name().to_owned(),
+            Some((part, _)) => format!("{}: {part}", self.system.name()),
+        }
+    }
 }
 
-impl Scale {
-    /// Where a value lies on a linear axis; `None` if it has no place.
-    fn place(self, value: f64) -> Option<f64> {
-        match self {
-            Scale::Logarithmic => (value > 0.0).then(|| value.log10()),
-            Scale::Nines => (value < 1.0).then(|| -(1.0 - value).log10()),
+/// Where values lie in the picture.
+struct Area {
+    x: Side,
+    y: Side,
+}
+
+/// One axis, as a range of places and the pixels at its ends.
+struct Side {
+    scale: Scale,
+    low: f64,
+    high: f64,
+    pixels: (f64, f64),
+}
+
+impl Area {
+    fn of(plot: &Plot) -> Area {
+        let points = || plot.lines.iter().flat_map(|line| &line.points);
+        Area {
+            x: Side::new(plot.x, points().map(|point| point.x), (LEFT, RIGHT)),
+            y: Side::new(plot.y, points().flat_map(|point| [point.y.min, point.y.max]), (BOTTOM, TOP)),
         }
     }
 
-    /// Places that have a name, as far as `high`.
-    fn marks(self, low: f64, high: f64) -> Vec<f64> {
-        match self {
+    fn place(&self, point: &Point, y: f64) -> (f64, f64) {
+        (self.x.pixel(point.x), self.y.pixel(y))
+    }
+}
+
+impl Side {
+    /// As much of the axis as these values need: never nothing.
+    fn new(axis: Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> Side {
+        let scale = axis.scale;
+        let (low, high) = match scale {
+            Scale::Named(names) => (-0.1, names.len().max(2) as f64 - 0.9),
+            Scale::Logarithmic => {
+                let places = Summary::of(values.filter(|value| *value > 0.0).map(f64::log10));
+                let Summary { min, max, .. } = places.unwrap_or(Summary { median: 0.0, min: 0.0, max: 1.0 });
+                let room = ((max - min) * 0.04).max(0.05);
+                (min - room, max + room)
+            }
+        };
+        Side { scale, low, high, pixels }
+    }
+
+    fn pixel(&self, value: f64) -> f64 {
+        let place = match self.scale {
+            Scale::Named(_) => value,
+            // What has no logarithm lies below everything.
+            Scale::Logarithmic if value > 0.0 => value.log10(),
+            Scale::Logarithmic => self.low,
+        };
+        let share = (place.max(self.low) - self.low) / (self.high - self.low);
+        self.pixels.0 + share * (self.pixels.1 - self.pixels.0)
+    }
+
+    /// Values that are marked, with their names.
+    fn marks(&self) -> Vec<(f64, String)> {
+        match self.scale {
+            Scale::Named(names) => names.iter().enumerate().map(|(n, name)| (n as f64, (*name).to_owned())).collect(),
             Scale::Logarithmic => {
                 // 1, 2 and 5 of each power of ten, or the powers alone where those would be many.
-                let digits: &[f64] = if high - low < 4.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-                let powers = low.floor() as i32..=high.ceil() as i32;
-                powers.flat_map(|power| digits.iter().map(move |digit| f64::from(power) + digit.log10())).collect()
-            }
-            Scale::Nines => {
-                let nines = (1..=high.ceil() as i32).map(f64::from);
-                [0.0, 0.5f64.log10().abs()].into_iter().chain(nines).collect()
+                let digits: &[f64] = if self.high - self.low < 3.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+                let powers = self.low.floor() as i32..=self.high.ceil() as i32;
+                let all = powers.flat_map(|power| digits.iter().map(move |digit| digit * 10f64.powi(power)));
+                all.filter(|mark| (self.low..=self.high).contains(&mark.log10())).map(|m| (m, short(m))).collect()
             }
         }
     }
+}
 
-    /// What to write at a place.
-    fn label(self, place: f64) -> String {
-        match self {
-            Scale::Logarithmic => short(10f64.powf(place)),
-            Scale::Nines => {
-                let percent = 100.0 * (1.0 - 10f64.powf(-place));
-                let digits = (place - 2.0).clamp(0.0, 6.0).round() as usize;
-                format!("{percent:.digits$} %")
+fn axes(out: &mut String, plot: &Plot, area: &Area) {
+    for (value, name) in area.y.marks() {
+        let y = area.y.pixel(value);
+        segment(out, (LEFT, y), (RIGHT, y), "#e3e3e3");
+        text(out, (LEFT - 8.0, y + 5.0), "end", "#444", &name);
+    }
+    for (value, name) in area.x.marks() {
+        let x = area.x.pixel(value);
+        segment(out, (x, BOTTOM), (x, BOTTOM + 5.0), "#888");
+        text(out, (x, BOTTOM + 22.0), "middle", "#444", &name);
+    }
+    segment(out, (LEFT, BOTTOM), (RIGHT, BOTTOM), "#888");
+    text(out, (f64::midpoint(LEFT, RIGHT), HEIGHT - 12.0), "middle", "#666", &escape(plot.x.title));
+}
+
+/// From the least to the greatest of each point.
+fn band(out: &mut String, line: &Line, area: &Area) {
+    let color = line.system.color();
+    if let [point] = line.points[..] {
+        segment(out, area.place(&point, point.y.min), area.place(&point, point.y.max), color);
+        return;
+    }
+    let above = line.points.iter().map(|point| area.place(point, point.y.max));
+    let below = line.points.iter().rev().map(|point| area.place(point, point.y.min));
+    let corners = pairs(above.chain(below));
+    let _ = writeln!(out, "<polygon points=\"{corners}\" fill=\"{color}\" fill-opacity=\"0.15\"/>");
+}
+
+fn stroke(out: &mut String, line: &Line, area: &Area) {
+    let color = line.system.color();
+    let dashes = match line.part {
+        None | Some((_, Stroke::Solid)) => "",
+        Some((_, Stroke::Dashed)) => " stroke-dasharray=\"8 4\"",
+        Some((_, Stroke::Dotted)) => " stroke-dasharray=\"2 4\"",
+    };
+    let places: Vec<_> = line.points.iter().map(|point| area.place(point, point.y.median)).collect();
+    let points = pairs(places.iter().copied());
+    let _ =
+        writeln!(out, "<polyline points=\"{points}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"{dashes}/>");
+    for (x, y) in places {
+        let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>");
+    }
+}
+
+/// Where the lines' names go: behind their last points, pushed apart where they would lie on one another.
+fn names(lines: &[Line], area: &Area) -> Vec<(f64, f64)> {
+    let end = |line: &Line| line.points.last().map_or((RIGHT, BOTTOM), |point| area.place(point, point.y.median));
+    let mut places: Vec<(f64, f64)> = lines.iter().map(end).map(|(x, y)| (x + 9.0, y + 5.0)).collect();
+    let mut order: Vec<usize> = (0..lines.len()).collect();
+    order.sort_by(|a, b| f64::total_cmp(&places[*a].1, &places[*b].1));
+    let width = |index: usize| lines[index].name().chars().count() as f64 * LETTER;
+    let beside = |places: &[(f64, f64)], a: usize, b: usize| {
+        places[a].0 < places[b].0 + width(b) && places[b].0 < places[a].0 + width(a)
+    };
+    // From above, each below those that it would meet; then, if that has left the picture, from below.
+    for (rank, index) in order.iter().enumerate() {
+        for earlier in &order[..rank] {
+            if beside(&places, *index, *earlier) {
+                places[*index].1 = places[*index].1.max(places[*earlier].1 + LINE_HEIGHT);
             }
         }
     }
+    for (rank, index) in order.iter().enumerate().rev() {
+        places[*index].1 = places[*index].1.min(BOTTOM + 4.0);
+        for later in &order[rank + 1..] {
+            if beside(&places, *index, *later) {
+                places[*index].1 = places[*index].1.min(places[*later].1 - LINE_HEIGHT);
+            }
+        }
+    }
+    places
+}
+
+fn pairs(places: impl Iterator<Item = (f64, f64)>) -> String {
+    places.map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ")
+}
+
+fn segment(out: &mut String, from: (f64, f64), to: (f64, f64), color: &str) {
+    let ((x1, y1), (x2, y2)) = (from, to);
+    let _ = writeln!(out, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" stroke=\"{color}\"/>");
+}
+
+fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, color: &str, text: &str) {
+    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{color}\">{text}</text>");
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
 /// A number in few characters: 0.5, 20k, 1.5M.
@@ -173,71 +225,62 @@ fn short(value: f64) -> String {
     format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A coordinate of places, with marks where the scale has names.
-struct Places {
-    scale: Scale,
-    range: Range<f64>,
-}
-
-impl Places {
-    /// As much of the axis as these places need: never nothing.
-    fn new(scale: Scale, places: impl Iterator<Item = f64>) -> Places {
-        let found = Summary::of(places).unwrap_or(Summary { median: 0.0, min: 0.0, max: 1.0 });
-        let room = ((found.max - found.min) * 0.04).max(0.05);
-        let low = match scale {
-            Scale::Logarithmic => found.min - room,
-            Scale::Nines => 0.0,
-        };
-        Places { scale, range: low..found.max + room }
-    }
-}
-
-impl Ranged for Places {
-    type FormatOption = NoDefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        let share = (value - self.range.start) / (self.range.end - self.range.start);
-        limit.0 + (share * f64::from(limit.1 - limit.0)).round() as i32
-    }
-
-    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
-        let marks = self.scale.marks(self.range.start, self.range.end);
-        marks.into_iter().filter(|mark| self.range.contains(mark)).collect()
-    }
-
-    fn range(&self) -> Range<f64> {
-        self.range.clone()
-    }
-}
-
-impl ValueFormatter<f64> for Places {
-    fn format_ext(&self, value: &f64) -> String {
-        self.scale.label(*value)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::System;
     use super::*;
+
+    fn axis(title: &'static str) -> Axis {
+        Axis { title, scale: Scale::Logarithmic }
+    }
+
+    fn line(system: System, points: &[(f64, f64)]) -> Line {
+        let point = |(x, y): &(f64, f64)| Point { x: *x, y: Summary { median: *y, min: y / 2.0, max: y * 2.0 } };
+        Line { system, part: None, points: points.iter().map(point).collect() }
+    }
+
+    fn plot(lines: Vec<Line>) -> Plot {
+        Plot { name: "a-plot", title: "A & B", x: axis("clients"), y: axis("records/s"), lines }
+    }
 
     #[test]
     fn marks_have_short_names() {
-        let labels = |scale: Scale, low, high| -> Vec<String> {
-            scale.marks(low, high).into_iter().map(|mark| scale.label(mark)).collect()
+        let names = |low, high| -> Vec<String> {
+            let side = Side { scale: Scale::Logarithmic, low, high, pixels: (0.0, 1.0) };
+            side.marks().into_iter().map(|(_, name)| name).collect()
         };
-        assert_eq!(labels(Scale::Logarithmic, 2.1, 2.9), ["100", "200", "500", "1k", "2k", "5k"]);
-        assert_eq!(labels(Scale::Logarithmic, -1.0, 6.0), ["0.1", "1", "10", "100", "1k", "10k", "100k", "1M"]);
-        assert_eq!(labels(Scale::Nines, 0.0, 4.0), ["0 %", "50 %", "90 %", "99 %", "99.9 %", "99.99 %"]);
+        assert_eq!(names(2.1, 2.9), ["200", "500"]);
+        assert_eq!(names(-1.0, 6.0), ["0.1", "1", "10", "100", "1k", "10k", "100k", "1M"]);
+    }
+
+    #[test]
+    fn a_line_has_its_colour_band_and_name() {
+        let svg = draw(&plot(vec![line(System::Redis, &[(1.0, 10.0), (8.0, 40.0)])]));
+        assert_eq!(svg.matches(System::Redis.color()).count(), 5, "band, line, two points and name: {svg}");
+        for part in ["<polygon", "<polyline", ">Redis</text>", ">A &amp; B</text>", ">clients</text>"] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+    }
+
+    #[test]
+    fn names_of_lines_that_meet_are_pushed_apart() {
+        let systems = [System::Shm, System::Tcp, System::Redis, System::Etcd, System::Nats];
+        for height in [10.0, 1000.0] {
+            let mut lines: Vec<Line> = systems.iter().map(|s| line(*s, &[(1.0, 10.0), (8.0, height)])).collect();
+            lines.push(line(System::Rpc, &[(1.0, 1000.0)]));
+            let area = Area::of(&plot(lines.clone()));
+            let mut heights: Vec<f64> = names(&lines[..5], &area).into_iter().map(|(_, y)| y).collect();
+            heights.sort_by(f64::total_cmp);
+            assert!(heights.windows(2).all(|pair| pair[1] - pair[0] >= LINE_HEIGHT - 0.01), "{heights:?}");
+            assert!(heights.iter().all(|y| (0.0..HEIGHT).contains(y)), "{heights:?}");
+        }
     }
 
     #[test]
     fn a_plot_without_spread_is_drawn() {
-        let axis = Axis { title: "x", scale: Scale::Logarithmic };
-        let lines = vec![Line { name: "a".to_owned(), points: vec![(5.0, 5.0), (0.0, 1.0)] }];
-        let plot = Plot { title: "one point".to_owned(), content: Content::Lines { x: axis, y: axis, lines } };
-        assert!(draw(&plot).unwrap().contains("one point"));
-        let empty = Content::Bars { x: "x", parts: vec!["part"], rows: vec![("row".to_owned(), vec![0.0])] };
-        assert!(draw(&Plot { title: "nothing".to_owned(), content: empty }).unwrap().contains("row"));
+        for lines in [vec![line(System::Shm, &[(5.0, 5.0)])], vec![line(System::Shm, &[(5.0, 0.0)])], Vec::new()] {
+            let svg = draw(&plot(lines));
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        }
     }
 }
