@@ -174,8 +174,8 @@ impl Path {
         if let RoleState::Leading(replicator) = &mut self.state {
             replicator.publish(elapsed, now);
         }
+        self.prove_syncs();
         self.pass_barriers(now);
-        self.answer_syncs();
         self.report();
         self.send();
         if let Some(acked) = acked {

@@ -9,6 +9,7 @@ mod bad_options;
 mod clients;
 mod commands;
 mod damaged_reads;
+mod deposed;
 mod disk;
 mod evidence;
 mod evidence_fixture;

@@ -2,6 +2,7 @@
 //!
 //! Called by [`reader`](super::reader) for as long as this sidecar leads.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tailwind_protocol::socket::ErrorCode;
 use super::ahead::{Part, put};
 use super::client_stream::End;
 use super::log::{Location, Term};
+use super::position;
 use super::reader::{AtEnd, Reader};
 use crate::path::{beyond_the_end, trimmed};
 
@@ -46,7 +48,9 @@ async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::conv
         }
         if next > acked {
             if let Some(end) = end_of_log(reader.at_end, next, acked, term.epoch) {
-                check_term(reader, term)?;
+                if prove(reader, term).await? > acked {
+                    continue;
+                }
                 return Err(end);
             }
             reader.client.send_caught_up().await?;
@@ -83,6 +87,24 @@ fn end_of_log(at_end: AtEnd, next: Lsn, acked: Lsn, epoch: Epoch) -> Option<End>
         AtEnd::Done => Some(End::Done),
         AtEnd::Turn => Some(End::Turn(epoch)),
         AtEnd::GoOn => None,
+    }
+}
+
+/// Proves by a barrier that this term was not over when the end of the log was looked up, and returns the last acknowledged record.
+/// A process that was stopped may have been deposed meanwhile: others have acknowledged more, and to say that the log ends here
+/// would tell a client that records are lost which are not.
+async fn prove(reader: &Reader<'_>, term: Term) -> Result<Lsn, End> {
+    match position::ask(Arc::clone(reader.context)).await {
+        Ok(position) if position.epoch == term.epoch => Ok(position.last),
+        // Somebody else leads. This sidecar will know in a moment.
+        Ok(_) => {
+            tokio::time::sleep(AGAIN).await;
+            Err(End::RoleLost)
+        }
+        Err(why) => {
+            check_term(reader, term)?;
+            Err(End::Refused(ErrorCode::Unavailable, format!("where the log ends cannot be proved: {why}")))
+        }
     }
 }
 

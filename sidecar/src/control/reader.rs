@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::layout::FIRST_LSN_MAX;
 use tailwind_protocol::socket::{ErrorCode, Role};
 use tokio::net::UnixStream;
 
@@ -116,6 +117,10 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
             let message = format!("{READERS_MAX} reads are running already: try again when one has ended");
             End::Refused(ErrorCode::Busy, message)
         }
+        (Some(_), Ok(())) if from > FIRST_LSN_MAX => {
+            let message = format!("cannot read from LSN {from}: no log has more than {FIRST_LSN_MAX} records");
+            End::Refused(ErrorCode::BeyondEnd, message)
+        }
         (Some(_), Ok(())) if anywhere => reader.read_anywhere().await,
         (Some(_), Ok(())) => match context.log.term() {
             Some(term) => own::read(&mut reader, term).await,
@@ -135,7 +140,7 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     }
 }
 
-/// The record before which a read ends. Where it begins with the first there is, that must be known before.
+/// The record before which a read ends: beyond any log if it has no limit. Where it begins with the first there is, that must be known before.
 fn end_of(from: Lsn, limit: u64) -> Lsn {
     Lsn(if limit == 0 || from == Lsn(0) { u64::MAX } else { from.0.saturating_add(limit) })
 }

@@ -54,14 +54,16 @@ pub(super) enum Asker {
     Barrier(ClientId, u64),
     /// A client that wants to know how far the log is.
     Position(ClientId, u64),
-    /// The same for another process.
+    /// A client all of whose records are on disk at every member, up to this one: it is told so if this sidecar still is primary.
+    Sync(ClientId, u64, Lsn),
+    /// The same as `Position`, for another process.
     Control(Option<oneshot::Sender<Result<PositionReply, String>>>),
 }
 
 impl Asker {
     fn client(&self) -> Option<ClientId> {
         match self {
-            Asker::Barrier(client, _) | Asker::Position(client, _) => Some(*client),
+            Asker::Barrier(client, _) | Asker::Position(client, _) | Asker::Sync(client, ..) => Some(*client),
             Asker::Control(_) => None,
         }
     }
@@ -169,7 +171,8 @@ impl Pending {
 
     /// Clients that wait for a sync.
     pub(super) fn syncs(&self) -> usize {
-        self.syncs.len()
+        let proved = self.barriers.iter().filter(|barrier| matches!(barrier.asker, Asker::Sync(..)));
+        self.syncs.len() + proved.count()
     }
 
     /// True while an append up to this position is not acknowledged.
@@ -242,6 +245,11 @@ impl Path {
                         client.outbox.settle(Later::Position, *request, &position);
                     }
                 }
+                Asker::Sync(client, request, last) => {
+                    if let Some(client) = self.clients.by_id(*client) {
+                        client.outbox.settle(Later::Sync, *request, &Response::Synced { lsn: last.0 });
+                    }
+                }
                 Asker::Control(reply) => {
                     // The caller may be gone.
                     let position = PositionReply { epoch: Epoch(epoch), last: Lsn(last) };
@@ -253,21 +261,22 @@ impl Path {
         self.pending.passed += (waiting - self.pending.barriers.len()) as u64;
     }
 
-    /// Answers the syncs of which everything is on disk at every member.
-    pub(super) fn answer_syncs(&mut self) {
+    /// The syncs of which everything is on disk at every member are answered once a barrier has passed: where nothing new had to be
+    /// brought to disk, nothing else has shown that this sidecar is still primary.
+    pub(super) fn prove_syncs(&mut self) {
         if self.pending.syncs.is_empty() {
             return;
         }
         let RoleState::Leading(replicator) = &self.state else { return };
-        let synced = replicator.primary().synced();
-        let answer = Response::Synced { lsn: synced.0 };
+        let (synced, barrier) = (replicator.primary().synced(), replicator.primary().barrier());
+        let mut room = BARRIERS_MAX - self.pending.barriers.len();
         self.pending.syncs.retain(|sync| {
-            if sync.last > synced {
+            if sync.last > synced || room == 0 {
                 return true;
             }
-            if let Some(client) = self.clients.by_id(sync.client) {
-                client.outbox.settle(Later::Sync, sync.request, &answer);
-            }
+            room -= 1;
+            let asker = Asker::Sync(sync.client, sync.request, synced);
+            self.pending.barriers.push(PendingBarrier { after: barrier, asker });
             false
         });
     }
@@ -306,27 +315,27 @@ impl Path {
                 client.outbox.settle(Later::Append, append.request, &refusal(ErrorCode::UnknownOutcome, message));
             }
         }
+        let lost = refusal(ErrorCode::NotPrimary, "no longer primary");
         for barrier in self.pending.barriers.drain(..) {
-            match barrier.asker {
-                Asker::Barrier(client, request) => {
-                    if let Some(client) = self.clients.by_id(client) {
-                        let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
-                        client.outbox.settle(Later::Barrier, request, &refusal);
-                    }
-                }
+            let (client, request, later, answer) = match barrier.asker {
+                Asker::Barrier(client, request) => (client, request, Later::Barrier, &lost),
+                Asker::Sync(client, request, _) => (client, request, Later::Sync, &lost),
                 Asker::Position(client, request) => {
-                    if let Some(client) = self.clients.by_id(client) {
-                        client.outbox.settle(Later::Position, request, &no_position("no longer primary"));
-                    }
+                    (client, request, Later::Position, &no_position("no longer primary"))
                 }
-                // The caller may be gone.
-                Asker::Control(reply) => drop(reply.map(|reply| reply.send(Err("no longer primary".to_owned())))),
+                Asker::Control(reply) => {
+                    // The caller may be gone.
+                    drop(reply.map(|reply| reply.send(Err("no longer primary".to_owned()))));
+                    continue;
+                }
+            };
+            if let Some(client) = self.clients.by_id(client) {
+                client.outbox.settle(later, request, answer);
             }
         }
         for sync in self.pending.syncs.drain(..) {
             if let Some(client) = self.clients.by_id(sync.client) {
-                let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
-                client.outbox.settle(Later::Sync, sync.request, &refusal);
+                client.outbox.settle(Later::Sync, sync.request, &lost);
             }
         }
     }

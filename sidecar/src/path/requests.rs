@@ -433,8 +433,8 @@ impl Path {
             return Outcome::HandOver { request: context.request, from, kind };
         }
         let first = self.counters.first.load(Ordering::Relaxed);
-        let acked = self.counters.acked.load(Ordering::Relaxed);
-        if let Some(message) = beyond_the_end(from, acked) {
+        // Where the log ends only a primary may say: the reader proves first that this sidecar still is.
+        if let (0, Some(message)) = (from, beyond_the_end(from, 0)) {
             return self.refuse(context, ErrorCode::BeyondEnd, false, &message);
         }
         if from < first {
@@ -468,4 +468,19 @@ pub(crate) fn trimmed(wanted: Lsn, first: u64) -> String {
     format!(
         "LSN {wanted} has been trimmed: the log begins at LSN {first}; read from there, after a snapshot that covers what was before"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_beyond_the_end_says_where_that_is() {
+        let why = |from, acked| beyond_the_end(from, acked).unwrap_or_default();
+        assert_eq!([why(1, 0), why(1, 1), why(2, 1)], ["", "", ""]);
+        assert_eq!(why(2, 0), "cannot read from LSN 2: no record has been acknowledged yet; the first is LSN 1");
+        let ends = "LSN 1 is the last acknowledged record; read from LSN 2 at most";
+        assert_eq!(why(3, 1), format!("cannot read from LSN 3: {ends}"));
+        assert_eq!(why(u64::MAX, 1), format!("cannot read from LSN {}: {ends}", u64::MAX));
+    }
 }

@@ -568,13 +568,10 @@ fn refusals_say_what_to_do() {
         let answer = bench.hear(&mut client);
         assert!(answer.contains(words), "`{words}` is not in {answer}");
     };
-    let read = |from| Request::Read { from, limit: 0, flags: 0 };
-    ask(read(0), "cannot read from LSN 0: the first record of a log is LSN 1");
-    ask(read(2), "cannot read from LSN 2: no record has been acknowledged yet; the first is LSN 1");
+    let read = Request::Read { from: 0, limit: 0, flags: 0 };
+    ask(read, "cannot read from LSN 0: the first record of a log is LSN 1");
     ask(Request::Trim { below: 2 }, "cannot trim below LSN 2: no record has been acknowledged yet");
     ask(append(b"one"), "lsn: 1");
-    ask(read(3), "cannot read from LSN 3: LSN 1 is the last acknowledged record; read from LSN 2 at most");
-    ask(read(u64::MAX), "LSN 1 is the last acknowledged record");
     ask(Request::Trim { below: 3 }, "cannot trim below LSN 3: LSN 1 is the last acknowledged record");
     // An idle connection has had no append that was not taken: it hears what is so.
     bench.follow(2);
