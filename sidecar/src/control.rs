@@ -31,6 +31,7 @@ pub mod seat;
 pub mod sources;
 pub mod standby;
 pub mod status;
+pub mod tenure;
 pub mod times;
 pub mod visit;
 pub mod waits;
@@ -64,6 +65,7 @@ use peers::Peers;
 use position::PrimaryClient;
 use rates::Rates;
 use refusals::Refusals;
+use tenure::Tenure;
 use times::PromotionTimes;
 use waits::Waits;
 
@@ -119,6 +121,8 @@ pub struct Context {
     pub peers: Peers,
     /// How fast records are appended.
     pub rates: Rates,
+    /// The term that it leads, or is about to.
+    pub tenure: Tenure,
     /// How long failovers have taken.
     pub times: PromotionTimes,
 }
@@ -244,6 +248,9 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
         }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
         let outcome = promote::promote(context).await;
+        if !matches!(outcome, promote::Outcome::Won(..)) {
+            context.tenure.end();
+        }
         context.waits.over();
         match outcome {
             promote::Outcome::Won(config, reference) => {
@@ -252,6 +259,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
                 }
                 let began = Instant::now();
                 let why = lead::lead(context, config, &reference, &mut outputs).await?;
+                context.tenure.end();
                 tracing::warn!(%why, "stepped down");
                 // Whatever ends one term after the other is not mended by the next: backups of another size, full disks.
                 pause = match began.elapsed() {

@@ -25,7 +25,8 @@ use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::ids::{Epoch, MemberId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::rpc::{
-    COPY_JSON_SIZE_MAX, FenceRequest, FetchRequest, INVENTORY_PAGE_MAX, Inventory, Refusal, is_followed, path,
+    COPY_JSON_SIZE_MAX, FenceRequest, FetchRequest, INVENTORY_PAGE_MAX, Inventory, Refusal, TermRequest, is_followed,
+    path,
 };
 use tailwind_runtime::http::IDLE_TIMEOUT;
 use tokio::time::timeout;
@@ -325,6 +326,19 @@ impl BackupClient {
         let request = || (Method::GET, Bytes::new());
         let (link, response) = self.ask(path::HEARTBEATS, request, false, REPLY_SIZE_MAX).await?;
         Ok(Heartbeats { _link: link, response, whom: self.whom() })
+    }
+
+    /// Asks a sidecar for the heartbeats of a term: refused unless it leads that, or is about to.
+    pub async fn heartbeats_of(&self, term: &TermRequest) -> Result<Heartbeats, CallError> {
+        let body = self.encode(term)?;
+        let (link, response) = self.ask(path::TERM, || (Method::POST, body.clone()), false, REPLY_SIZE_MAX).await?;
+        Ok(Heartbeats { _link: link, response, whom: self.whom() })
+    }
+
+    /// Returns once the other side has answered that it leads this term.
+    pub async fn leads(&self, term: &TermRequest, patience: Duration) -> Result<(), CallError> {
+        let silent = |_| self.unreachable(&format!("silent for {patience:?}"));
+        timeout(patience, self.heartbeats_of(term)).await.map_err(silent)?.map(|_| ())
     }
 
     async fn post<Req>(&self, path: &str, request: &Req, limit: usize, time: Duration) -> Result<Bytes, CallError>

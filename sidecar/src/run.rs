@@ -20,8 +20,8 @@ use serde::de::DeserializeOwned;
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::HEARTBEAT;
-use tailwind_protocol::rpc::path::{HEARTBEATS, POSITION};
-use tailwind_protocol::rpc::{Empty, PositionReply, PositionRequest, Refusal};
+use tailwind_protocol::rpc::path::{POSITION, TERM};
+use tailwind_protocol::rpc::{Empty, PositionReply, PositionRequest, Refusal, TermId, TermRequest};
 use tailwind_protocol::socket::Role;
 use tailwind_report::peer::{self, PeerNote};
 use tailwind_report::report;
@@ -41,6 +41,7 @@ use crate::control::peers::Peers;
 use crate::control::position::{self, PrimaryClient};
 use crate::control::rates::Rates;
 use crate::control::refusals::Refusals;
+use crate::control::tenure::Tenure;
 use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
@@ -206,6 +207,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         contacts: Contacts::default(),
         peers: Peers::default(),
         rates: Rates::default(),
+        tenure: Tenure::default(),
         times: PromotionTimes::default(),
         group: group.clone(),
     });
@@ -316,9 +318,13 @@ async fn serve_metrics(address: Option<std::net::SocketAddr>, context: Arc<Conte
 }
 
 fn router(context: &Arc<Context>, interval: Duration) -> Router {
-    let heartbeats = get(move |State(context): State<Arc<Context>>| async move { heartbeats(context, interval) });
+    let heartbeats = post(move |State(context): State<Arc<Context>>, body: Bytes| async move {
+        let asked: TermRequest = parse(&body).map_err(refuse)?;
+        context.tenure.check(&context, &asked).map_err(refuse)?;
+        Ok::<_, Response>(heartbeats(context, asked.term, interval))
+    });
     Router::new()
-        .route(HEARTBEATS, heartbeats)
+        .route(TERM, heartbeats)
         .route(POSITION, post(answer_position))
         .route(peer::PATH, post(take_note))
         .route("/status", get(status_page))
@@ -335,11 +341,14 @@ fn probes(context: &Arc<Context>) -> Router {
         .with_state(Arc::clone(context))
 }
 
-/// A newline every interval, for as long as the append path turns: a primary that hangs falls silent.
-fn heartbeats(context: Arc<Context>, interval: Duration) -> axum::body::Body {
+/// A newline every interval, for as long as the append path turns: a primary that hangs falls silent. They end with the term.
+fn heartbeats(context: Arc<Context>, term: TermId, interval: Duration) -> axum::body::Body {
     let beats = futures_util::stream::unfold((context, u64::MAX), move |(context, seen)| async move {
         loop {
             tokio::time::sleep(interval).await;
+            if !context.tenure.is_of(term) {
+                return None;
+            }
             let turns = context.shared.turns.load(std::sync::atomic::Ordering::Relaxed);
             if turns != seen {
                 return Some((

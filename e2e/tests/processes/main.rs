@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod access;
+mod addresses;
 mod bad_input;
 mod bad_options;
 mod clients;

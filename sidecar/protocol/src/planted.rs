@@ -101,6 +101,10 @@ bugs! {
     FollowerGoesBack = "follower-goes-back",
     /// Follower: it has caught up with a line that it has just found, however old that is. Breaks S14.
     AnyLineIsNew = "any-line-is-new",
+    /// Standby: whoever has the primary's address answers for it, whatever it is. Breaks liveness.
+    BeatsInEveryRole = "beats-in-every-role",
+    /// Recovery: what one member says was trimmed is trimmed, whatever the others hold. Breaks S1 beside a member that lies.
+    OneTrimIsEnough = "one-trim-is-enough",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{Epoch, Lsn, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity};
+use crate::planted::{self, Bug};
 use crate::rpc::{CopyReport, CopyState, Inventory};
 
 /// A segment of the recovered log.
@@ -102,7 +103,8 @@ impl Reference {
     /// segment, the log may end there: see [`torn_end`].
     ///
     /// Only witnesses can tell where the log ends; of other members only closed copies count. A log that is shorter than what
-    /// any member has evidence of as acknowledged is not accepted (S12).
+    /// any member has evidence of as acknowledged is not accepted (S12). What a member says was trimmed deletes nothing that
+    /// others hold, unless another one says so too: see [`Trims`].
     ///
     /// "Furthest" compares the epoch of the last segment first: a segment of a later epoch is opened only after the
     /// whole set holds the log before it, so it can only follow what an older epoch left. See S2 in `docs/protocol.md`.
@@ -116,15 +118,15 @@ impl Reference {
             CopyState::Open => inventory.witness,
             CopyState::Damaged => false,
         };
-        let (trimmed, copies) = gather(&inventories, counts);
+        let (trims, copies) = (Trims::of(&inventories), gather(&inventories, counts));
         // If the wrong one of them were believed, it could end the log before what the others hold.
         if let Some(damage) = contradiction(&copies) {
             return Err(damage);
         }
-        let reference = Reference::from_copies(trimmed, &copies, &closed_copies(others), None)?;
+        let reference = Reference::from_copies(trims, &copies, &closed_copies(others), None)?;
         // What is trimmed was acknowledged, so it was part of the log.
-        if trimmed > reference.last().next() {
-            return Err(Damage::Missing { segment: reference.last_segment(), last: trimmed.prev() });
+        if trims.believed > reference.last().next() {
+            return Err(Damage::Missing { segment: reference.last_segment(), last: trims.believed.prev() });
         }
         let reported = || inventories.iter().flat_map(|inventory| &inventory.copies);
         match reported().find(|copy| reference.falls_short_of(copy)) {
@@ -141,11 +143,11 @@ impl Reference {
         least: Lsn,
     ) -> Result<Reference, Damage> {
         let inventories: Vec<&Inventory> = inventories.into_iter().collect();
-        let (trimmed, copies) = gather(&inventories, |_, _| true);
+        let (trims, copies) = (Trims::of(&inventories), gather(&inventories, |_, _| true));
         let others = closed_copies(others);
         let mut limit = None;
         loop {
-            let found = Reference::from_copies(trimmed, &copies, &others, limit);
+            let found = Reference::from_copies(trims, &copies, &others, limit);
             if let Ok(reference) = &found
                 && reference.last() >= least
             {
@@ -203,11 +205,12 @@ impl Reference {
 
     /// The furthest end, or the one at `limit`, and back from there.
     fn from_copies(
-        trimmed: Lsn,
+        trims: Trims,
         copies: &Copies<'_>,
         others: &Copies<'_>,
         limit: Option<Lsn>,
     ) -> Result<Reference, Damage> {
+        let mut trimmed = trims.believed;
         let furthest = |copy: &&CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
         let sound = |copy: &CopyReport| copy.state != CopyState::Corrupt;
         let written = copies.values().flatten().map(|(_, copy)| *copy).filter(|copy| holds_records(copy));
@@ -230,6 +233,10 @@ impl Reference {
             let corrupt = || reaching().filter(|copy| !sound(copy));
             let found = found.or_else(|| corrupt().find_map(|copy| ClosedSegment::elsewhere(copy, others)));
             let Some(found) = found else {
+                if last < trims.said && !segments.is_empty() && !any_sound_below(copies, segment) {
+                    trimmed = last.next();
+                    break;
+                }
                 let end = torn_end(copies, tail.identity.epoch, segment, last);
                 let end = end.filter(|(_, last)| trimmed <= Lsn(1) || *last >= trimmed);
                 (segment, last) = end.ok_or(Damage::Missing { segment, last })?;
@@ -266,22 +273,44 @@ impl Reference {
 /// What the fenced members hold, by segment.
 type Copies<'a> = BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>>;
 
-/// The copies that count, and from where on the log is needed.
-fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyReport) -> bool) -> (Lsn, Copies<'a>) {
-    let trimmed = inventories.iter().map(|inventory| inventory.trimmed).max().unwrap_or_default();
+/// From where on the log is needed, as members say.
+#[derive(Clone, Copy, Debug)]
+struct Trims {
+    /// Two members say so, or the only one: what is older may be deleted. One member's word would delete what the others hold.
+    believed: Lsn,
+    /// Some member says so. That excuses what nobody holds, and deletes nothing.
+    said: Lsn,
+}
+
+impl Trims {
+    fn of(inventories: &[&Inventory]) -> Trims {
+        let mut said: Vec<Lsn> = inventories.iter().map(|inventory| inventory.trimmed).collect();
+        said.sort_unstable_by(|a, b| b.cmp(a));
+        let believed = said.get(usize::from(!planted::has(Bug::OneTrimIsEnough))).or(said.first());
+        Trims { believed: believed.copied().unwrap_or_default(), said: said.first().copied().unwrap_or_default() }
+    }
+}
+
+/// True if some member holds records of a segment before this one.
+fn any_sound_below(copies: &Copies<'_>, segment: SegmentId) -> bool {
+    copies.range(..segment).flat_map(|(_, copies)| copies).any(|(_, copy)| is_sound(copy))
+}
+
+/// The copies that count.
+fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyReport) -> bool) -> Copies<'a> {
     let mut copies: Copies<'a> = BTreeMap::new();
     for inventory in inventories {
         for copy in inventory.copies.iter().filter(|copy| counts(inventory, copy)) {
             copies.entry(copy.identity.segment).or_default().push((&inventory.member, copy));
         }
     }
-    (trimmed, copies)
+    copies
 }
 
 /// The segments that backups other than the fenced members can supply.
 fn closed_copies(others: &[Inventory]) -> Copies<'_> {
     let others: Vec<&Inventory> = others.iter().collect();
-    gather(&others, |_, copy| copy.state == CopyState::Closed).1
+    gather(&others, |_, copy| copy.state == CopyState::Closed)
 }
 
 /// A segment that one primary would have begun with two different records, or with a record that it had put into an earlier

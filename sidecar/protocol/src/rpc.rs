@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Configuration, Durability, MEMBERS_MAX};
-use crate::ids::{BootId, Claim, EPOCH_MAX, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
+use crate::ids::{BootId, Claim, EPOCH_MAX, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId, SidecarId};
 use crate::layout::{Closure, SegmentIdentity};
+use crate::planted::{self, Bug};
 
 /// Paths of the control RPC, version 1.
 pub mod path {
@@ -41,7 +42,10 @@ pub mod path {
     pub const SHARE: &str = "/v1/share";
     /// [`PositionRequest`](super::PositionRequest) → [`PositionReply`](super::PositionReply); asked of the primary's sidecar.
     pub const POSITION: &str = "/v1/position";
-    /// GET: an endless stream of [heartbeats](super::HEARTBEAT), one every heartbeat interval.
+    /// [`TermRequest`](super::TermRequest) → an endless stream of [heartbeats](super::HEARTBEAT), for as long as that term lasts;
+    /// asked of the primary's sidecar.
+    pub const TERM: &str = "/v1/term";
+    /// GET: an endless stream of [heartbeats](super::HEARTBEAT) of a backup, one every heartbeat interval.
     pub const HEARTBEATS: &str = "/v1/heartbeats";
 }
 
@@ -195,6 +199,49 @@ pub struct SharedSegment<Grant> {
     pub closure: Option<Closure>,
     /// The fabric's grant.
     pub grant: Grant,
+}
+
+/// Show that this term goes on. The address of a sidecar that has died may belong to anybody of the group now, so whoever asks
+/// names the term, and only the sidecar that leads it, or is about to, answers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TermRequest {
+    /// The group.
+    pub group: GroupName,
+    /// Who leads the term, by the config store.
+    pub primary: SidecarId,
+    /// The term.
+    #[serde(flatten)]
+    pub term: TermId,
+}
+
+/// Names a term: no two have the same epoch and claim, also where the config store has gone back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TermId {
+    /// The log that is led.
+    pub log: LogId,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The claim of that epoch.
+    pub claim: Claim,
+}
+
+impl TermId {
+    /// The term that this content of the config store names.
+    pub fn of(config: &Configuration) -> TermId {
+        TermId { log: config.log, epoch: config.epoch, claim: config.claim }
+    }
+}
+
+impl TermRequest {
+    /// The question whether the primary of this configuration leads it.
+    pub fn of(group: GroupName, config: &Configuration) -> TermRequest {
+        TermRequest { group, primary: config.primary.id.clone(), term: TermId::of(config) }
+    }
+
+    /// Whether the sidecar `me` of that group may answer, which leads `term` or is recovering its log.
+    pub fn is_for(&self, me: &SidecarId, term: Option<TermId>) -> bool {
+        planted::has(Bug::BeatsInEveryRole) || self.primary == *me && term == Some(self.term)
+    }
 }
 
 /// Tell how far the log is. Only the primary can: it proves first that it still is.
@@ -528,6 +575,12 @@ pub enum Refusal {
         /// The segment.
         segment: SegmentId,
     },
+    /// This sidecar does not lead the term that the caller asks after.
+    #[error("{why}")]
+    OtherTerm {
+        /// Who this is, and what it does instead.
+        why: String,
+    },
     /// The request was meant for another backup. Nothing has been done.
     #[error("this is backup {found}, not {wanted}")]
     OtherMember {
@@ -567,7 +620,7 @@ impl Refusal {
     pub fn http_status(&self) -> u16 {
         match self {
             Refusal::Fenced { .. } | Refusal::NotFenced { .. } | Refusal::ClaimedBefore { .. } => 409,
-            Refusal::WrongLog { .. } | Refusal::OtherMember { .. } => 421,
+            Refusal::WrongLog { .. } | Refusal::OtherMember { .. } | Refusal::OtherTerm { .. } => 421,
             Refusal::Unauthorized { .. } => 401,
             Refusal::Forbidden { .. } => 403,
             Refusal::RetryLater { .. } => 503,

@@ -55,7 +55,7 @@ pub enum Input {
     Disconnected(Round, String),
     /// Answer to [`Output::AskMembers`], once for each member: it answers at all, or not within a silence period.
     MemberAnswered(Round, MemberId, Result<(), String>),
-    /// Answer to [`Output::AskPrimary`]: the same for the primary.
+    /// Answer to [`Output::AskPrimary`]: it leads that term, or not, or nobody has answered within a silence period.
     PrimaryAnswered(Round, Result<(), String>),
     /// The desired state has changed.
     Desired(Desired),
@@ -70,12 +70,12 @@ pub enum Input {
 pub enum Output {
     /// Read the config store.
     ReadConfig,
-    /// This sidecar stands by for this configuration's primary: listen to its heartbeats only.
+    /// This sidecar stands by for this configuration's primary: listen to the heartbeats of its term only.
     Follow(Round, Configuration),
     /// Ask each member of this configuration for any answer.
     AskMembers(Round, Configuration),
-    /// Ask the primary for any answer.
-    AskPrimary(Round, PrimaryRef),
+    /// Ask the primary of this configuration whether it leads its term.
+    AskPrimary(Round, Configuration),
     /// Log this.
     Report(Report),
     /// The primary is gone, and too few members answer to take its place; why, for people.
@@ -349,8 +349,8 @@ impl Standby {
             }
             State::AskingPrimary { known, again_at, .. } if again_at.is_some_and(|again_at| now >= again_at) => {
                 *again_at = None;
-                let primary = known.primary.clone();
-                out.push(Output::AskPrimary(self.next_round(), primary));
+                let known = known.clone();
+                out.push(Output::AskPrimary(self.next_round(), known));
             }
             State::Pausing { known, until } if now >= *until => match known.take() {
                 Some(known) => self.follow(now, Some(known), out),
@@ -439,7 +439,7 @@ impl Standby {
                 if !in_doubt {
                     return self.compare(known, Verdict::Gone, out);
                 }
-                out.push(Output::AskPrimary(self.next_round(), known.primary.clone()));
+                out.push(Output::AskPrimary(self.next_round(), known.clone()));
                 self.state = State::AskingPrimary { known, again_at: None, until: now.plus(silence) };
             }
             (Cause::Silence { .. }, false) => {

@@ -125,6 +125,10 @@ faults! {
     NoError = 400 "error completion never delivered",
     /// A key or queue pair number means something else than it did before.
     NumberReused = 1000 "key or queue pair number reused",
+    /// A member says that records are trimmed which are not. Drawn apart.
+    MemberLies = 0 "member lies about what is trimmed",
+    /// Two sidecars that are down start with each other's address. Drawn apart.
+    AddressesChange = 0 "addresses of sidecars exchanged",
     /// The file of a closed segment cannot be written, though smaller writes pass: the disk is almost full. Drawn apart.
     ClosedFlushFails = 0 "flush of a closed segment failed",
     /// Everything is well, and then all members but one are replaced by empty ones at once, under a primary that lives.

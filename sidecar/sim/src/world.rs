@@ -9,6 +9,7 @@ pub(crate) mod app;
 mod candidate;
 mod daemon;
 mod damage;
+mod deceit;
 mod desired;
 pub(crate) mod fabric;
 mod faults;
@@ -39,6 +40,7 @@ use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, trace};
 
+use deceit::Deceit;
 use desired::DesiredState;
 pub(crate) use fabric::Key;
 use fabric::{ChannelId, Fabric, StaleWrite};
@@ -125,6 +127,7 @@ pub struct World {
     pub(crate) tally: Tally,
     /// What the group wants now.
     pub(crate) desired: DesiredState,
+    deceit: Deceit,
     /// Faults strike.
     pub(crate) faults_on: bool,
     /// Who claims an epoch, scrubs or starts again is told to.
@@ -158,6 +161,7 @@ impl World {
         let plan = Plan { durability: durability.unwrap_or(plan.durability), ..plan };
         let desired = DesiredState::new(seed, plan.backups, plan.min_in_sync);
         let mut world = World::of(plan, random, desired, Trace::new(listening));
+        world.deceit = Deceit::of(seed, &world.plan);
         world.faults_on = true;
         world.begin();
         world.queue.plan(SWEEP, Event::Sweep);
@@ -206,6 +210,7 @@ impl World {
             trace,
             tally: Tally { seeds: 1, ..Tally::default() },
             desired,
+            deceit: Deceit::none(),
             faults_on: false,
             by_hand: false,
             keeps_all: false,

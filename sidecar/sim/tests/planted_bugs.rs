@@ -64,6 +64,8 @@ hunts! {
     reader_past_acked ReaderPastAcked after 10;
     follower_goes_back FollowerGoesBack after 654;
     any_line_is_new AnyLineIsNew after 10;
+    beats_in_every_role BeatsInEveryRole after 48;
+    one_trim_is_enough OneTrimIsEnough after 218;
     steps_down_at_once StepsDownAtOnce after 41;
     newcomer_unflushed NewcomerUnflushed after 1198 under Flushed;
     unknown_is_refused UnknownIsRefused after 406;

@@ -11,7 +11,7 @@ use tailwind_protocol::ids::{BootId, Epoch, LogId, Lsn, MemberId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::{Failure, Inventory};
+use tailwind_protocol::rpc::{Failure, Inventory, TermId};
 use tokio::task::JoinSet;
 
 use super::Context;
@@ -166,6 +166,8 @@ fn execute(context: &Arc<Context>, links: &Links, fences: &Arc<FenceLog>, output
             Answer::Surveyed(found)
         })),
         Output::Swap(swap) => {
+            // From now on the store may name it, whether or not that is ever answered.
+            context.tenure.begin(TermId::of(&swap.proposed));
             tasks.spawn(async move { Answer::Input(Input::Swapped(context.store.swap(swap).await)) });
         }
         Output::Fence(config, member) => {

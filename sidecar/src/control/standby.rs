@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::{Configuration, Time};
+use tailwind_protocol::rpc::TermRequest;
 use tailwind_protocol::socket::Role;
 use tailwind_protocol::standby::{Desired, Input, Output, Reason, Report, Round, Rules, Standby};
 use tailwind_report::readiness::WaitsFor;
@@ -152,10 +153,12 @@ impl Shell<'_> {
                     });
                 }
             }
-            Output::AskPrimary(round, primary) => {
-                let client = BackupClient::of_primary(&primary, &context.access);
+            Output::AskPrimary(round, config) => {
+                let client = BackupClient::of_primary(&config.primary, &context.access);
+                let request = TermRequest::of(context.group.clone(), &config);
                 self.asked.spawn(async move {
-                    Input::PrimaryAnswered(round, client.answers(silence).await.map_err(|error| error.to_string()))
+                    let answer = client.leads(&request, silence).await;
+                    Input::PrimaryAnswered(round, answer.map_err(|error| error.to_string()))
                 });
             }
             Output::Waiting(why) => {
@@ -188,8 +191,9 @@ impl Shell<'_> {
             drop(changes.send(Input::Changed(store.changed(Some(stamp)).await)).await);
         });
         let client = BackupClient::of_primary(&config.primary, &context.access);
+        let request = TermRequest::of(context.group.clone(), config);
         self.following.spawn(async move {
-            let why = match client.heartbeats().await {
+            let why = match client.heartbeats_of(&request).await {
                 Ok(mut heartbeats) => loop {
                     if let Err(why) = heartbeats.next().await {
                         break why;

@@ -348,13 +348,14 @@ async fn what_came_back_does_not_repeat_the_address() {
     let (gone, gone_address) = listener().await;
     drop(gone);
     let (_silent, silent_address) = listener().await;
-    for (address, words) in [
-        (other, "the backup there is named b1"),
-        (gone_address, "connection refused"),
-        (silent_address, "no answer within 50ms"),
+    let short = Duration::from_millis(50);
+    for (address, time, words) in [
+        (other, TIMEOUT, "the backup there is named b1"),
+        (gone_address, TIMEOUT, "connection refused"),
+        (silent_address, short, "no answer within 50ms"),
     ] {
         let client = of_member("b0", vec![address]);
-        let error = client.call::<_, Empty>("/do", &Empty {}, Duration::from_millis(50)).await.unwrap_err();
+        let error = client.call::<_, Empty>("/do", &Empty {}, time).await.unwrap_err();
         assert_eq!(client.what_came_back(&error), words);
         assert!(!client.at_address(&error).contains("b0"), "{error}");
     }

@@ -1,5 +1,5 @@
 //! Tests of the append path, of the backup daemon and of commands: one program, because each program takes long to compile and to link.
-#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+#![allow(clippy::print_stderr, clippy::unwrap_used, reason = "a test may fail by panicking, and says why")]
 
 #[allow(dead_code, reason = "unit tests use the rest")]
 #[path = "../support/authority.rs"]

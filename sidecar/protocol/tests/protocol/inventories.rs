@@ -269,11 +269,19 @@ fn contradictory_members_do_not_shorten_the_log() {
         let contradiction = Damage::Contradiction { segment: SegmentId(3), epoch: LED, first: Lsn(32) };
         assert_eq!(Reference::assemble([&honest, &inventory("m2", vec![other])], &[]), Err(contradiction));
     }
-    let trimmed = Inventory { trimmed: Lsn(32), ..inventory("m2", vec![]) };
+    // What is trimmed was acknowledged, if two members say so.
+    let trimmed = |name, below| Inventory { trimmed: Lsn(below), ..inventory(name, vec![]) };
+    let assembled = |others: &[Inventory]| {
+        let all = std::iter::once(&honest).chain(others);
+        Reference::assemble(all, &[]).map(|reference| (reference.segments[0].closure.first, reference.last()))
+    };
     let missing = Damage::Missing { segment: SegmentId(3), last: Lsn(31) };
-    assert_eq!(Reference::assemble([&honest, &trimmed], &[]), Err(missing));
-    let trimmed = Inventory { trimmed: Lsn(31), ..inventory("m2", vec![]) };
-    assert_eq!(Reference::assemble([&honest, &trimmed], &[]).map(|reference| reference.last()), Ok(Lsn(30)));
+    assert_eq!(assembled(&[trimmed("m2", 32), trimmed("m3", 32)]), Err(missing));
+    assert_eq!(assembled(&[trimmed("m2", 31), trimmed("m3", 31)]), Ok((Lsn(21), Lsn(30))));
+    for below in [31, 32, 1 << 40] {
+        assert_eq!(assembled(&[trimmed("m2", below)]), Ok((Lsn(1), Lsn(30))), "one alone, LSN {below}");
+        assert_eq!(assembled(&[trimmed("m2", below), trimmed("m3", 0)]), Ok((Lsn(1), Lsn(30))));
+    }
 }
 
 /// Numbers that break things, and those around the honest ones.

@@ -201,11 +201,13 @@ fn each_member_is_repaired_oldest_segment_first() {
 #[test]
 fn trim_is_sent_to_a_member_before_drops() {
     let mut fixture = Fixture::start(100);
-    fixture.read(&config(2));
+    fixture.read(&config(3));
     fixture.step(Input::Swapped(SwapOutcome::Applied));
-    let (m1, m2) = (member(1), member(2));
-    let trimmed = Inventory { trimmed: Lsn(21), ..inventory(&m1, vec![copy(3, CopyState::Closed)]) };
-    fixture.step(Input::Fenced(Epoch(6), m1.id.clone(), Ok(trimmed)));
+    let m2 = member(2);
+    for told in [member(1), member(3)] {
+        let trimmed = Inventory { trimmed: Lsn(21), ..inventory(&told, vec![copy(3, CopyState::Closed)]) };
+        fixture.step(Input::Fenced(Epoch(6), told.id, Ok(trimmed)));
+    }
     let late = vec![copy(1, CopyState::Closed), copy(2, CopyState::Open), copy(3, CopyState::Closed)];
     fixture.step(Input::Fenced(Epoch(6), m2.id.clone(), Ok(inventory(&m2, late))));
     assert_eq!(fixture.tasks(), [Task::Trim(m2.id.clone())]);

@@ -302,6 +302,34 @@ fn segment_trimmed_at_one_member_is_not_required() {
     assert_eq!(assembled(&[trimmed, deaf]), [(2, 1, 6, 9, "m1 m2".to_owned())]);
 }
 
+/// With three members one may lie: nothing goes that the two others hold.
+#[test]
+fn one_members_word_trims_nothing_that_others_hold() {
+    let all = [copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 9), copy(3, 1, Open, 10, 12)];
+    let honest = || [holds("m1", &all), holds("m2", &all)];
+    for (said, copies) in [(12, &all[2..]), (13, &all[2..]), (6, &all[1..]), (1 << 40, &all[..]), (10, &[])] {
+        let liar = Inventory { trimmed: Lsn(said), ..holds("m0", copies) };
+        let found = assembled(&[vec![liar.clone()], honest().to_vec()].concat());
+        assert_eq!(found.iter().map(|segment| segment.0).collect::<Vec<_>>(), [1, 2, 3], "LSN {said}");
+        let [one, _] = honest();
+        assert_eq!(assembled(&[liar, one])[0].2, 1, "of two members neither is believed alone: LSN {said}");
+    }
+    // Two say so: it was trimmed, and the third has not heard of it.
+    let told = |name| Inventory { trimmed: Lsn(10), ..holds(name, &all[2..]) };
+    assert_eq!(assembled(&[told("m0"), told("m1"), holds("m2", &all)]).len(), 1);
+}
+
+/// What nobody holds may have been trimmed, if some member says so and nothing older is left.
+#[test]
+fn one_members_word_excuses_what_nobody_holds() {
+    let told = Inventory { trimmed: Lsn(6), ..holds("m0", &[copy(2, 1, Closed, 6, 9)]) };
+    let rotten = holds("m1", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Closed, 6, 9)]);
+    assert_eq!(assembled(&[told, rotten]).len(), 1);
+    let told = Inventory { trimmed: Lsn(10), ..holds("m0", &[copy(3, 1, Closed, 10, 12)]) };
+    let gap = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Corrupt, 6, 9), copy(3, 1, Closed, 10, 12)]);
+    assert_eq!(missing(&[told, gap]), (2, 9));
+}
+
 #[test]
 fn trimmed_log_without_segments_is_lost() {
     let bare = Inventory { trimmed: Lsn(6), ..holds("m1", &[]) };

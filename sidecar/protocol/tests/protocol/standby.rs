@@ -138,9 +138,9 @@ impl Fixture {
                     let members: Vec<_> = config.members.iter().map(|member| member.id.as_str()).collect();
                     format!("asks members {}", members.join(" "))
                 }
-                Output::AskPrimary(round, primary) => {
+                Output::AskPrimary(round, config) => {
                     self.round = *round;
-                    format!("asks {}", primary.id)
+                    format!("asks {}", config.primary.id)
                 }
                 Output::Report(report) => format!("reports: {report}"),
                 Output::Waiting(why) => format!("waits: {why}"),

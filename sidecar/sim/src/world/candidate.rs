@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
-use tailwind_protocol::rpc::Inventory;
+use tailwind_protocol::rpc::{Inventory, TermId};
 
 use super::image::Requester;
 use super::network::{Answer, Silence};
@@ -67,7 +67,10 @@ impl World {
                     let pause = if self.by_hand { 0 } else { RETRY_MS * MS };
                     self.plan_again(of, pause, Again::Survey);
                 }
-                Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
+                Output::Swap(swap) => {
+                    self.sidecars[of.0].tenure = Some(TermId::of(&swap.proposed));
+                    self.ask_store(of, Ask::Swap(swap));
+                }
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {
                         let whom = Requester::Candidate(epoch, task);
@@ -137,7 +140,8 @@ impl World {
         answer: Result<Answer, Silence>,
     ) {
         let result = match answer {
-            Ok(Answer::Inventory(inventory)) => {
+            Ok(Answer::Inventory(mut inventory)) => {
+                self.perhaps_lie(&mut inventory);
                 self.trace_inventory(of, &member, &inventory);
                 believed(inventory, epoch, epoch.before())
             }

@@ -11,7 +11,7 @@ use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::primary::{self, Seat};
 use tailwind_protocol::promotion::Task;
-use tailwind_protocol::rpc::{Failure, Inventory};
+use tailwind_protocol::rpc::{Failure, Inventory, TermId};
 use tailwind_protocol::standby::{Input, Round};
 
 use super::app::App;
@@ -112,6 +112,10 @@ pub(crate) struct Survey {
 pub(crate) struct Sidecar {
     pub(crate) no: SidecarNo,
     pub(crate) name: SidecarId,
+    /// The address that it has now: at first its own, later perhaps one that another has had.
+    pub(crate) address: usize,
+    /// The term that it leads, or has claimed.
+    pub(crate) tenure: Option<TermId>,
     pub(crate) process: Process,
     /// Counts the processes.
     pub(crate) life: u32,
@@ -143,6 +147,8 @@ impl Sidecar {
         Sidecar {
             no,
             name: format!("s{}", no.0 + 1).parse().expect("a name"),
+            address: no.0,
+            tenure: None,
             process: Process::Up,
             life: 0,
             term: 0,
@@ -163,7 +169,7 @@ impl Sidecar {
     }
 
     pub(crate) fn reference(&self) -> PrimaryRef {
-        PrimaryRef { id: self.name.clone(), control: format!("{}:7301", self.name) }
+        PrimaryRef { id: self.name.clone(), control: format!("s{}:7301", self.address + 1) }
     }
 
     pub(crate) fn lead(&self) -> Option<&Lead> {
@@ -175,6 +181,9 @@ impl Sidecar {
 
     /// Another role: nothing that was asked before is awaited any more.
     fn become_role(&mut self, role: Role) {
+        if matches!(role, Role::Resting(_) | Role::Standby(_)) {
+            self.tenure = None;
+        }
         self.role = role;
         self.term += 1;
         // Followers go on through all roles but the primary's.
@@ -333,6 +342,7 @@ impl World {
     pub(crate) fn start_sidecar(&mut self, of: SidecarNo) {
         if self.sidecars[of.0].process == Process::Down {
             trace!(self, "{} starts", self.sidecars[of.0].name);
+            self.take_another_address(of);
             self.sidecars[of.0].process = Process::Up;
         }
     }

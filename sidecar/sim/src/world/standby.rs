@@ -2,15 +2,16 @@
 //! are false on purpose.
 
 use tailwind_protocol::backup::Request;
-use tailwind_protocol::config::Stamp;
-use tailwind_protocol::ids::{MemberId, SidecarId};
+use tailwind_protocol::config::Configuration;
+use tailwind_protocol::ids::MemberId;
+use tailwind_protocol::rpc::TermRequest;
 use tailwind_protocol::standby::{Desired, Input, Output, Report, Round, Rules, Standby};
 
 use super::network::{Answer, Silence};
 use super::queue::{MS, Micros};
 use super::sidecar::{Again, HEARTBEAT_SILENCE, Process, Purpose, Role};
 use super::store::Ask;
-use super::{SidecarNo, World};
+use super::{SidecarNo, World, group};
 use crate::tally::Fault;
 use crate::trace::trace;
 
@@ -26,7 +27,7 @@ const HEARTBEAT: Micros = 25 * MS;
 pub(crate) struct Following {
     machine: Standby,
     /// Whose heartbeats it listens to, and the configuration that named that one.
-    primary: Option<(Round, SidecarId, Stamp)>,
+    primary: Option<(Round, Configuration)>,
 }
 
 impl World {
@@ -76,7 +77,7 @@ impl World {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
                 Output::Follow(round, config) => {
                     if let Role::Standby(following) = &mut self.sidecars[of.0].role {
-                        following.primary = Some((round, config.primary.id.clone(), config.stamp()));
+                        following.primary = Some((round, config));
                     }
                     self.plan_again(of, HEARTBEAT, Again::Listen(round));
                 }
@@ -101,7 +102,7 @@ impl World {
 
     pub(super) fn on_standby_tick(&mut self, of: SidecarNo) {
         let Role::Standby(following) = &self.sidecars[of.0].role else { return };
-        let stamp = following.primary.as_ref().map(|(_, _, stamp)| *stamp);
+        let stamp = following.primary.as_ref().map(|(_, config)| config.stamp());
         if stamp.is_some() && self.fault_occurs(Fault::FalseAlarm, 1) {
             trace!(self, "{} is a candidate by a false alarm", self.sidecars[of.0].name);
             return self.become_candidate(of);
@@ -143,11 +144,14 @@ impl World {
 
     fn link_to_primary(&self, of: SidecarNo) -> Option<Link> {
         let Role::Standby(following) = &self.sidecars[of.0].role else { return None };
-        let (_, primary, _) = following.primary.as_ref()?;
-        let primary = self.sidecars.iter().find(|other| other.name == *primary)?;
-        Some(match primary.process {
-            _ if self.cuts.are_peers_apart(of, primary.no) => Link::Silent,
-            Process::Up => Link::Carries,
+        let (_, config) = following.primary.as_ref()?;
+        // Whoever has that address now.
+        let owner = self.sidecars.iter().find(|other| other.reference().control == config.primary.control)?;
+        let leads = TermRequest::of(group(), config).is_for(&owner.name, owner.tenure);
+        Some(match owner.process {
+            _ if self.cuts.are_peers_apart(of, owner.no) => Link::Silent,
+            Process::Up if leads => Link::Carries,
+            Process::Up => Link::Ends,
             Process::Frozen => Link::Silent,
             Process::Down => Link::Ends,
         })
