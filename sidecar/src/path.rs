@@ -97,6 +97,7 @@ impl Path {
         counters: Arc<Counters>,
         waker: &Waker,
     ) -> io::Result<Path> {
+        Path::bound_backlog(&listener)?;
         let sleeper = Sleeper::new(waker, &listener)?;
         let now = Instant::now();
         Ok(Path {

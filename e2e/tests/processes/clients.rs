@@ -1,6 +1,9 @@
 //! The clients against a real group: Rust blocking and asynchronous, and Python; what they promise, through role changes.
 
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -392,4 +395,47 @@ fn follow(group: &Group, input: Numbered, until: u64) -> thread::JoinHandle<()> 
         }
         assert_eq!(tail.stop().unwrap(), Lsn(until + 1));
     })
+}
+
+/// Twice the silence after which a primary is gone.
+const STORM: Duration = Duration::from_secs(4);
+
+/// Whoever may connect may do so in a loop, from several processes. Heartbeats go on, and appends.
+#[test]
+fn storm_of_connections_takes_no_role_away() {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(FABRIC).unwrap();
+    // Longer than a busy machine takes, and shorter than the storm.
+    setup.sidecar_options.push(("--heartbeat-silence-ms", "2000".to_owned()));
+    let group = test.start_group(setup).unwrap();
+    wait_for_standby(&group, 1, 0).unwrap();
+    let socket = group.socket(0).to_owned();
+    let over = AtomicBool::new(false);
+    let end = thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(UnixStream::connect(&socket));
+                }
+            });
+        }
+        // At its end the storm ends, however this goes.
+        let appended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut client = primary(&group).unwrap();
+            let mut end = 0;
+            let until = Instant::now() + STORM;
+            while Instant::now() < until {
+                end = append(&mut client, &input, end, 10).unwrap();
+            }
+            end
+        }));
+        over.store(true, Ordering::Relaxed);
+        appended
+    });
+    let end = end.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    check_whole(&group, &input, end).unwrap();
+    assert_eq!(group.primary(), Some(0));
+    let standby = group.log("sidecar1");
+    assert!(!standby.contains("primary is gone"), "{standby}");
 }

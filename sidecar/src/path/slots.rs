@@ -4,6 +4,7 @@
 //! are held, a few more admit status requests, so that an administrator can find out why clients cannot connect.
 
 use std::ops::Range;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -27,6 +28,13 @@ pub(super) const SLOTS: usize = CONNECTIONS_MAX + STATUS_SLOTS;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection in a slot for status requests is closed after so long, whatever it does.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections that may wait to be accepted: more than there are slots. Whoever finds no room waits in `connect`.
+const BACKLOG: i32 = 128;
+/// Connections accepted in one turn: some 20 µs each, as long as a turn takes. Whoever connects and closes in a loop must not
+/// keep the path from its turns, by which heartbeats go.
+const ACCEPTED_MAX: usize = 16;
+/// As many as can be waiting at one time.
+const WAITING_MAX: usize = BACKLOG as usize + 1;
 /// When it may be worth connecting again.
 const CONNECT_RETRY_MS: u32 = 1000;
 
@@ -133,9 +141,18 @@ impl ClientSlots {
 }
 
 impl Path {
-    /// Accepts new clients.
+    /// Bounds how many connections wait.
+    pub(super) fn bound_backlog(listener: &UnixListener) -> std::io::Result<()> {
+        Ok(rustix::net::listen(listener, BACKLOG)?)
+    }
+
+    /// Accepts new clients, a few: the next sleep finds the others.
     pub(super) fn accept(&mut self) {
-        loop {
+        self.accept_up_to(ACCEPTED_MAX);
+    }
+
+    fn accept_up_to(&mut self, most: usize) {
+        for _ in 0..most {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     // A blocking socket would stop the path for all clients.
@@ -235,8 +252,8 @@ impl Path {
     /// Closes every connection whose client has closed it or died, with everything that it sent and that was not taken.
     /// Where the last append that was taken from such a connection ends; `None` if the dead ones cannot be determined.
     pub(super) fn close_dead(&mut self) -> Option<Position> {
-        // Also those that have not been accepted.
-        self.accept();
+        // Also those that have not been accepted. Those that connect while this goes on do not count, and may be without end.
+        self.accept_up_to(WAITING_MAX);
         let clients = self.clients.slots.iter().enumerate();
         let clients = clients.filter_map(|(slot, client)| Some((slot, client.as_ref()?)));
         // A poll that fails is tried again in the next turn.

@@ -591,3 +591,16 @@ fn refusals_say_what_to_do() {
     early.send(&[append(b"nor this")]);
     assert!(bench.hear(&mut early).contains("an earlier append of this connection was not taken"));
 }
+
+/// Whoever connects and closes in a loop takes no turn from the log: a turn accepts a few.
+#[test]
+fn a_turn_accepts_a_few_connections() {
+    let mut bench = Bench::new();
+    let accepted = |bench: &Bench| *bench.counters.clients.borrow();
+    let strangers: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| bench.stranger()).collect();
+    bench.path.sleep(Duration::ZERO).unwrap();
+    let first = accepted(&bench);
+    assert!((1..=20).contains(&first), "{first} in one turn");
+    bench.until("all of them", |bench| (accepted(bench) == CONNECTIONS_MAX as u64).then_some(()));
+    drop(strangers);
+}
