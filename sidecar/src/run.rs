@@ -3,7 +3,7 @@
 //! Called by `main`. Starts the append path on its own thread, the roles and the endpoints on tokio; the process ends if
 //! any of them does.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -150,7 +150,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let is_given = socket.is_some();
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
     let allowed = AllowedUid::all(&allow_uid);
-    let listener = writable(listen_on_socket(&socket, &allowed), is_given, "--socket PATH")?;
+    let (listener, bound) = writable(listen_on_socket(&socket, &allowed), is_given, "--socket PATH")?;
 
     let endpoint = http::listen(listen, &access).await?;
     let address = endpoint.local_addr().context("read the control address")?;
@@ -242,8 +242,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             Ok(())
         }
     };
-    // Another sidecar may have taken the path over only if it found nobody listening, so it is still ours.
-    let _ = std::fs::remove_file(&socket);
+    bound.remove();
     result
 }
 
@@ -274,7 +273,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
 
 /// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket
 /// file without a listener is left over from a dead process.
-fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
+fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<(UnixListener, BoundSocket)> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {
         usage!(
@@ -307,7 +306,33 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("set the mode of socket {}", path.display()))?;
     listener.set_nonblocking(true).context("make the socket non-blocking")?;
-    Ok(listener)
+    let bound = BoundSocket::at(path).with_context(|| format!("look at socket {}", path.display()))?;
+    Ok((listener, bound))
+}
+
+/// The name that the append socket was bound to, and what it stood for then.
+struct BoundSocket {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl BoundSocket {
+    fn at(path: &FilePath) -> std::io::Result<BoundSocket> {
+        Ok(BoundSocket { path: path.to_owned(), file: BoundSocket::file(path)? })
+    }
+
+    fn file(path: &FilePath) -> std::io::Result<(u64, u64)> {
+        let found = std::fs::symlink_metadata(path)?;
+        Ok((found.dev(), found.ino()))
+    }
+
+    /// Takes the name away, unless another process has bound it since.
+    fn remove(self) {
+        if BoundSocket::file(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 async fn serve_metrics(address: Option<std::net::SocketAddr>, context: Arc<Context>) -> anyhow::Result<()> {

@@ -439,3 +439,23 @@ fn storm_of_connections_takes_no_role_away() {
     let standby = group.log("sidecar1");
     assert!(!standby.contains("primary is gone"), "{standby}");
 }
+
+/// It is over the socket's name that apps find the sidecar: another process may have taken it meanwhile.
+#[test]
+fn socket_of_another_process_is_left_alone() {
+    let test = TestContext::start();
+    let mut group = test.group(FABRIC).unwrap();
+    wait_for_standby(&group, 1, 0).unwrap();
+    let socket = group.socket(1).to_owned();
+    std::fs::remove_file(&socket).unwrap();
+    let other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    group.signal(Process::Sidecar(1), Signal::TERM).unwrap();
+    assert_eq!(group.wait_for_end(Process::Sidecar(1)).unwrap(), Some(0));
+    drop(UnixStream::connect(&socket).expect("the other process's socket is still there"));
+    drop(other);
+
+    let socket = group.socket(0).to_owned();
+    group.signal(Process::Sidecar(0), Signal::TERM).unwrap();
+    assert_eq!(group.wait_for_end(Process::Sidecar(0)).unwrap(), Some(0));
+    assert!(!socket.exists(), "its own it takes away");
+}

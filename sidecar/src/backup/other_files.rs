@@ -16,6 +16,7 @@ use tracing::warn;
 
 use super::actor::Handle;
 use crate::logging::Repeats;
+use crate::thread::result;
 
 /// The folder is not listed again sooner.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
@@ -31,7 +32,7 @@ pub(super) async fn watch(folder: PathBuf, actor: Handle) -> Infallible {
         let began = Instant::now();
         let listed = folder.clone();
         let counting = tokio::task::spawn_blocking(move || bytes(&listed));
-        match counting.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+        match result(counting.await).await {
             Ok(bytes) => actor.tell(Input::OtherFiles(bytes)),
             // What was counted last stays.
             Err(error) => {

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::logging::Repeats;
+use crate::thread::result;
 
 /// The folder is not listed again sooner.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
@@ -81,7 +82,7 @@ impl Quarantine {
             return;
         }
         let listing = tokio::task::spawn_blocking(move || self.list(&mut refresh));
-        listing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        result(listing.await).await;
     }
 
     fn list(&self, refresh: &mut Refresh) {

@@ -19,6 +19,7 @@ use tracing::{error, warn};
 
 use super::actor::{ClosedCopy, Handle};
 use super::memory::PoolBuffers;
+use crate::thread::result;
 
 /// A small log is not read more often than this.
 const PASS_MIN: Duration = Duration::from_secs(10);
@@ -146,7 +147,7 @@ async fn look(actor: &Handle, disk: &Arc<Disk>, pool: &Arc<Pool>, before: Segmen
         let (disk, pool) = (Arc::clone(disk), Arc::clone(pool));
         let read = move || tailwind_backup::scrub(&disk, &PoolBuffers(pool), place, &identity, &closure);
         let read = tokio::task::spawn_blocking(read).await;
-        match read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+        match result(read).await {
             Ok(bytes) => return ScrubResult::Sound(bytes),
             Err(why) if is_rot(&why) && failed_at == Some(place) => {
                 error!(%segment, %epoch, ?place, ?why, "closed segment is corrupt: found by the scrub");

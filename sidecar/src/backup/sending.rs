@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use super::memory::PoolBuffers;
+use crate::thread::result;
 use crate::tls::PeerRole;
 
 /// Segments being sent to sidecars at a time: 4 × 64 MiB of memory at most, when they are checked first.
@@ -168,8 +169,7 @@ impl Content {
 
 /// On a thread that may wait for a disk.
 pub(super) async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(job).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    result(tokio::task::spawn_blocking(job).await).await
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use super::reader::{AtEnd, Reader};
 use super::sources::Sources;
 use super::visit::{Host, LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy};
 use crate::path::{beyond_the_end, trimmed};
+use crate::thread::result;
 
 /// The client of a follow hears so often how far behind it is.
 const LAG_INTERVAL: Duration = Duration::from_millis(500);
@@ -155,7 +156,7 @@ impl Following<'_, '_> {
                 Ok(()) = configurations.changed() => Event::Configuration,
                 Ok(()) = desired.changed() => Event::Desired,
                 completed = completed(visiting) => Event::Completed(completed),
-                Some(answer) = calls.join_next() => Event::Answer(whole(answer)),
+                Some(answer) = calls.join_next() => Event::Answer(result(answer).await),
                 spoken = reader.client.speaks() => {
                     spoken?;
                     Event::Spoken
@@ -438,8 +439,4 @@ async fn completed(visiting: &mut Option<Visiting>) -> Result<(), String> {
         Some(Visiting { end: Some(end), posted: Some(_), .. }) => end.completed().await,
         _ => std::future::pending().await,
     }
-}
-
-fn whole(answer: Result<Answer, tokio::task::JoinError>) -> Answer {
-    answer.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

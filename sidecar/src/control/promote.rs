@@ -19,6 +19,7 @@ use super::member::{MemberLink, Surveyed, survey};
 use super::sources::Sources;
 use super::times::Steps;
 use super::waits::{self, Orders};
+use crate::thread::result;
 
 /// How often the machine hears of time passing.
 const TICK: Duration = Duration::from_millis(5);
@@ -103,14 +104,13 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
             }
         }
         let input = tokio::select! {
-            Some(done) = tasks.join_next() => match done {
-                Ok(Answer::Input(input)) => input,
-                Ok(Answer::Surveyed(found)) => {
+            Some(done) = tasks.join_next() => match result(done).await {
+                Answer::Input(input) => input,
+                Answer::Surveyed(found) => {
                     let founders: Vec<_> = found.into_iter().map(founder).collect();
                     unfounded = founders.iter().filter_map(|founder| founder.as_ref().err().cloned()).collect();
                     Input::Surveyed(founders.into_iter().flatten().collect())
                 }
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
             _ = ticks.tick() => Input::Tick,
             () = context.desires(|now| !now.wants_the_same(&desired)) => return Outcome::Disturbed,

@@ -18,6 +18,7 @@ use super::{Context, random_below};
 use crate::logging::Repeats;
 use crate::path::Command;
 use crate::rpc::BackupClient;
+use crate::thread::result;
 
 /// Standbys that notice at the same moment spread over this time.
 const SPREAD_MS: u64 = 8;
@@ -125,9 +126,7 @@ impl Shell<'_> {
         tokio::select! {
             biased;
             Some(input) = self.news.recv() => input,
-            Some(answer) = self.asked.join_next() => {
-                answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-            }
+            Some(answer) = self.asked.join_next() => result(answer).await,
             else => std::future::pending().await,
         }
     }
