@@ -1,17 +1,21 @@
 //! Keeps an error that repeats from filling the log.
 //!
-//! Used by retry loops: a standby, and a backup's listing of its quarantine.
+//! Used by retry loops: a standby, a promotion, swaps of the config store, and a backup's listing of its quarantine.
 
 use std::time::{Duration, Instant};
 
 /// The same error is logged at most this often.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Says when to log an error: at once when it is new, then once per interval.
+/// So many errors are remembered: those of a group's members and their combinations, a few at a time.
+const REMEMBERED_MAX: usize = 16;
+
+/// Says when to log an error: at once when it is new, then once per interval. Errors that take turns are new once each.
 #[derive(Debug)]
 pub struct Repeats<T> {
     interval: Duration,
-    last: Option<(T, Instant)>,
+    /// What was logged, and when it was last; the newest last.
+    logged: Vec<(T, Instant)>,
 }
 
 impl<T: PartialEq> Default for Repeats<T> {
@@ -23,22 +27,34 @@ impl<T: PartialEq> Default for Repeats<T> {
 impl<T: PartialEq> Repeats<T> {
     /// The same error is logged once per `interval`.
     pub const fn every(interval: Duration) -> Repeats<T> {
-        Repeats { interval, last: None }
+        Repeats { interval, logged: Vec::new() }
     }
 
     /// True if this error is to be logged now; then it counts as logged.
     pub fn is_due(&mut self, error: T, now: Instant) -> bool {
-        let is_due = self.last.as_ref().is_none_or(|(last, at)| *last != error || now - *at >= self.interval);
-        if is_due {
-            self.last = Some((error, now));
+        self.logged.retain(|(_, at)| now.saturating_duration_since(*at) < self.interval);
+        if self.logged.iter().any(|(logged, _)| *logged == error) {
+            return false;
         }
-        is_due
+        if self.logged.len() == REMEMBERED_MAX {
+            self.logged.remove(0);
+        }
+        self.logged.push((error, now));
+        true
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As when two members take turns in being the one that does not answer.
+    #[test]
+    fn errors_that_alternate_are_logged_once_each() {
+        let (mut repeats, start) = (Repeats::default(), Instant::now());
+        let due = (0..100).filter(|nth| repeats.is_due(nth % 3, start + Duration::from_millis(50 * nth))).count();
+        assert_eq!(due, 3);
+    }
 
     #[test]
     fn a_repeated_error_is_logged_again_after_a_pause() {

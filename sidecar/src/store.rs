@@ -87,7 +87,11 @@ impl Store {
             Store::Kubernetes(store) => store.swap(&swap).await,
         };
         outcome.unwrap_or_else(|error| {
-            if !matches!(self, Store::Kubernetes(store) if !store.is_new(&error)) {
+            let is_new = match self {
+                Store::File(store) => store.is_new(&error),
+                Store::Kubernetes(store) => store.is_new(&error),
+            };
+            if is_new {
                 tracing::warn!(%error, "failed to swap the configuration");
             }
             SwapOutcome::Unknown

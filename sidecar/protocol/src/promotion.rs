@@ -105,7 +105,8 @@ impl Task {
         }
     }
 
-    fn member(&self) -> &MemberId {
+    /// The member that is repaired by it.
+    pub fn member(&self) -> &MemberId {
         match self {
             Task::Trim(member) | Task::Drop(member) | Task::Close(member, _) | Task::Install(member, _) => member,
         }

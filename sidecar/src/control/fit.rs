@@ -5,7 +5,7 @@
 //! writes loses them one after the other, steps down, and claims the next epoch to no other end.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -15,8 +15,11 @@ use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_report::readiness::WaitsFor;
 
 use super::Context;
+use crate::logging::Repeats;
 use crate::rpc::{BackupClient, BackupTraits};
 
+/// The same misfit is logged at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// Pause before the members are asked again.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
@@ -46,9 +49,17 @@ impl Needs {
 }
 
 /// Whether the members of the last set can take this sidecar's writes; says once why not.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FitCheck {
-    said: Option<String>,
+    /// The last check has failed.
+    failed: bool,
+    said: Repeats<String>,
+}
+
+impl Default for FitCheck {
+    fn default() -> FitCheck {
+        FitCheck { failed: false, said: Repeats::every(SAY_AGAIN) }
+    }
 }
 
 impl FitCheck {
@@ -59,7 +70,7 @@ impl FitCheck {
         let Ok(Some(config)) = context.store.read().await else { return true };
         match misfits(context, &config).await {
             Ok(()) => {
-                if self.said.take().is_some() {
+                if std::mem::take(&mut self.failed) {
                     tracing::info!("the members can take this sidecar's segments now");
                     context.waits.over();
                 }
@@ -67,9 +78,9 @@ impl FitCheck {
             }
             Err(why) => {
                 context.waits.wait(WaitsFor::Members, why.clone());
-                if self.said.as_ref() != Some(&why) {
+                self.failed = true;
+                if self.said.is_due(why.clone(), Instant::now()) {
                     tracing::warn!(%why, "waiting");
-                    self.said = Some(why);
                 }
                 tokio::time::sleep(LOOK_AGAIN).await;
                 false

@@ -3,6 +3,7 @@
 //! Called by [`control::run`](super::run); decides nothing.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::member::{MemberLink, Surveyed, survey};
 use super::sources::Sources;
 use super::times::Steps;
 use super::waits::{self, Orders};
+use crate::logging::Repeats;
 use crate::thread::result;
 
 /// How often the machine hears of time passing.
@@ -28,6 +30,8 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Patience with members whose repair gets no further: an image of 64 MiB, the largest, takes less than a second, and the
 /// flush of one a few.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest pause after a repair that has failed: a person who has mended the cause should not wait for long.
+const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The same trouble is logged at most so often: the first line is the news, the others are for those who look later.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
@@ -69,9 +73,10 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     let mut unfounded = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
     let mut ticks = tokio::time::interval(TICK);
-    let mut said: Option<(String, Instant)> = None;
+    let mut said = Repeats::every(SAY_AGAIN);
     let links = Links::default();
     let fences = Arc::new(FenceLog::default());
+    let repairs = Arc::new(RepairLog::default());
     let mut steps = Steps::begin(started);
     loop {
         for output in outputs.drain(..) {
@@ -88,10 +93,8 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                 Output::Waiting(waiting) => {
                     let why = orders.explain(&waiting, &desired, &unfounded);
                     context.waits.wait(waits::word(&waiting), why.clone());
-                    let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
-                    if fresh {
+                    if said.is_due(why.clone(), Instant::now()) {
                         tracing::warn!(%why, "waiting");
-                        said = Some((why, Instant::now()));
                     }
                 }
                 other => {
@@ -99,7 +102,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                     if !matches!(other, Output::ReadConfig | Output::Survey | Output::Fence(..)) {
                         context.waits.over();
                     }
-                    execute(context, &links, &fences, other, &mut tasks);
+                    execute(context, &links, &fences, &repairs, other, &mut tasks);
                 }
             }
         }
@@ -155,8 +158,15 @@ impl Links {
     }
 }
 
-fn execute(context: &Arc<Context>, links: &Links, fences: &Arc<FenceLog>, output: Output, tasks: &mut JoinSet<Answer>) {
-    let context = Arc::clone(context);
+fn execute(
+    context: &Arc<Context>,
+    links: &Links,
+    fences: &Arc<FenceLog>,
+    repairs: &Arc<RepairLog>,
+    output: Output,
+    tasks: &mut JoinSet<Answer>,
+) {
+    let (context, repairs) = (Arc::clone(context), Arc::clone(repairs));
     match output {
         Output::ReadConfig => drop(tasks.spawn(async move { Answer::Input(Input::Read(context.store.read().await)) })),
         Output::Survey => drop(tasks.spawn(async move {
@@ -182,20 +192,22 @@ fn execute(context: &Arc<Context>, links: &Links, fences: &Arc<FenceLog>, output
         Output::Trim(config, member, below) => {
             let link = links.get(&context, &config, &member);
             tasks.spawn(async move {
-                Answer::Input(Input::Repaired(config.epoch, Task::Trim(member.id), link.trim(below).await))
+                let result = link.trim(below).await;
+                repairs.answer(config.epoch, Task::Trim(member.id), result).await
             });
         }
         Output::Drop(config, member, copies) => {
             let link = links.get(&context, &config, &member);
             tasks.spawn(async move {
-                Answer::Input(Input::Repaired(config.epoch, Task::Drop(member.id), link.drop_copies(copies).await))
+                let result = link.drop_copies(copies).await;
+                repairs.answer(config.epoch, Task::Drop(member.id), result).await
             });
         }
         Output::Close(config, member, identity, closure) => {
             let link = links.get(&context, &config, &member);
             tasks.spawn(async move {
                 let result = link.close(identity, closure).await;
-                Answer::Input(Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), result))
+                repairs.answer(config.epoch, Task::Close(member.id, identity.segment), result).await
             });
         }
         Output::Install(config, member, identity, closure, holders) => {
@@ -205,7 +217,7 @@ fn execute(context: &Arc<Context>, links: &Links, fences: &Arc<FenceLog>, output
             let sources = Sources::new(holders.iter().map(Arc::as_ref));
             tasks.spawn(async move {
                 let result = install(&context, &link, &sources, identity, closure).await;
-                Answer::Input(Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result))
+                repairs.answer(config.epoch, Task::Install(member.id, identity.segment), result).await
             });
         }
         Output::Waiting(_) | Output::Won(..) | Output::Lost(_) => unreachable!("handled by the caller"),
@@ -223,8 +235,41 @@ async fn install(
     link.install(identity, closure, &image).await
 }
 
-/// Logs what members answer to a fence. While a promotion waits, it fences the same members many times a second: an answer is
-/// logged when it differs from that member's last one.
+/// Logs repairs that fail, and slows them down. A promotion starts again after one, in a new epoch: over a member that can never
+/// be repaired it would do so many times a second.
+#[derive(Default)]
+struct RepairLog {
+    failures: AtomicU32,
+    said: Mutex<Repeats<String>>,
+}
+
+impl RepairLog {
+    async fn answer(&self, epoch: Epoch, task: Task, result: Result<(), Failure>) -> Answer {
+        if let Err(Failure::Unreachable(why)) = &result {
+            let member = task.member();
+            if self.is_news(format!("{member} {why}")) {
+                tracing::warn!(%member, %why, "failed to repair a member: will retry");
+            }
+            tokio::time::sleep(self.pause()).await;
+        }
+        Answer::Input(Input::Repaired(epoch, task, result))
+    }
+
+    fn is_news(&self, failure: String) -> bool {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).is_due(failure, Instant::now())
+    }
+
+    /// None the first time: a member that has just died keeps nobody waiting.
+    fn pause(&self) -> Duration {
+        match self.failures.fetch_add(1, Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            failures => (RETRY * 2_u32.pow(failures.min(5))).min(REPAIR_PAUSE_MAX),
+        }
+    }
+}
+
+/// Logs what members answer to a fence. While a promotion waits, it fences the same members many times a second, perhaps in
+/// one epoch after the other: an answer is logged when it differs from that member's last one in more than that.
 #[derive(Default)]
 struct FenceLog(Mutex<BTreeMap<MemberId, FenceNews>>);
 
@@ -269,7 +314,8 @@ impl FenceLog {
 
     fn is_news(&self, member: &MemberId, news: &FenceNews) -> bool {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        logged.insert(member.clone(), news.clone()).as_ref() != Some(news)
+        let last = logged.insert(member.clone(), news.clone());
+        last.is_none_or(|last| FenceNews { epoch: news.epoch, ..last } != *news)
     }
 }
 
@@ -283,6 +329,17 @@ fn random() -> u128 {
 mod tests {
     use super::*;
 
+    /// The machine starts again at each of them, with a new epoch.
+    #[test]
+    fn repairs_that_fail_again_are_slow_and_silent() {
+        let repairs = RepairLog::default();
+        let pauses: Vec<Duration> = (0..8).map(|_| repairs.pause()).collect();
+        assert_eq!(pauses[..3], [Duration::ZERO, 2 * RETRY, 4 * RETRY]);
+        assert_eq!(pauses[5..], [REPAIR_PAUSE_MAX; 3]);
+        let news = (0..100).filter(|nth| repairs.is_news(format!("b{}: full", nth % 2))).count();
+        assert_eq!(news, 2);
+    }
+
     #[test]
     fn a_repeated_fence_is_logged_when_its_answer_changes() {
         let (fences, b0, b1) = (FenceLog::default(), "b0".parse().unwrap(), "b1".parse().unwrap());
@@ -293,13 +350,14 @@ mod tests {
             assert!(!fences.is_news(&b0, &lost), "it is asked 20 times a second");
         }
         assert!(fences.is_news(&b1, &lost), "another member");
-        for changed in [
-            FenceNews { boot: BootId(8), ..lost.clone() },
-            FenceNews { segments: 3, last: Lsn(9), ..lost.clone() },
-            FenceNews { epoch: Epoch(3), ..lost.clone() },
-        ] {
+        for changed in
+            [FenceNews { boot: BootId(8), ..lost.clone() }, FenceNews { segments: 3, last: Lsn(9), ..lost.clone() }]
+        {
             assert!(fences.is_news(&b0, &changed), "{changed:?}");
             assert!(!fences.is_news(&b0, &changed), "{changed:?}");
+        }
+        for epoch in 4..100 {
+            assert!(!fences.is_news(&b1, &FenceNews { epoch: Epoch(epoch), ..lost.clone() }), "it tries again");
         }
     }
 }

@@ -112,6 +112,7 @@ struct Shell<'a> {
 struct Said {
     config_store: Repeats<String>,
     same_name: Repeats<String>,
+    cannot_take_over: Repeats<String>,
     waiting: Repeats<String>,
 }
 
@@ -213,7 +214,8 @@ impl Shell<'_> {
             self.missed = Some(now);
         }
         let is_due = match report {
-            Report::PrimaryGone(_) | Report::CannotTakeOver(_) => true,
+            Report::PrimaryGone(_) => true,
+            Report::CannotTakeOver(_) => self.said.cannot_take_over.is_due(said.clone(), now),
             Report::ConfigStore(_) => self.said.config_store.is_due(said.clone(), now),
             Report::SameName(_) => self.said.same_name.is_due(said.clone(), now),
         };

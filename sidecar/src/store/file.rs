@@ -32,12 +32,16 @@ mod entry;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use tailwind_protocol::config::{Configuration, Swap, SwapOutcome};
 
+use crate::logging::Repeats;
 use entry::{ConfigFile, ConfigFileError, FORMAT, Tag};
 
 /// Looks at a folder that changes all the while, or swaps that lose the race for a number and then find nobody there.
@@ -53,6 +57,8 @@ const DRAFT: &str = ".new";
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
+    /// Swaps that failed, as they were logged.
+    failures: Arc<Mutex<Repeats<String>>>,
     /// For a reader, which must not change the configuration, and may lack the right to.
     read_only: bool,
 }
@@ -132,7 +138,7 @@ enum PublishResult {
 impl FileStore {
     /// A store at `path`; the folder is created if need be. Fails where swaps could not work.
     pub fn new(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore { path: path.to_owned(), read_only: false };
+        let store = FileStore { path: path.to_owned(), failures: Arc::default(), read_only: false };
         let folder = store.folder();
         fs::create_dir_all(&folder).map_err(io("create folder", &folder))?;
         store.look()?;
@@ -143,9 +149,15 @@ impl FileStore {
     /// The store at `path` for whoever only reads it: nothing is created or written, now or later. A folder that is not there
     /// yet is a group that has never been started.
     pub fn read_only(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore { path: path.to_owned(), read_only: true };
+        let store = FileStore { path: path.to_owned(), failures: Arc::default(), read_only: true };
         store.look()?;
         Ok(store)
+    }
+
+    /// True if this failure of a swap was not logged a moment ago: a swap is tried again many times a second.
+    pub fn is_new(&self, error: &str) -> bool {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.is_due(error.to_owned(), Instant::now())
     }
 
     /// Where its first content is.
@@ -179,8 +191,18 @@ impl FileStore {
     fn look(&self) -> Result<Option<CurrentFile>, StoreError> {
         let mut damaged = None;
         for _ in 0..LOOKS_MAX {
-            let Some(first) = self.entry(0)? else { return Ok(None) };
+            let first = self.entry(0)?;
             let number = self.numbers()?.into_iter().max().unwrap_or(0);
+            let Some(first) = first else {
+                if number == 0 {
+                    return Ok(None);
+                }
+                // Its place is never free once it was taken. Somebody may have made it since it was looked for.
+                let why = format!("it is missing, and {} is there", self.path_of(number).display());
+                damaged = Some(self.damaged(0, &why));
+                std::thread::sleep(LOOK_AGAIN);
+                continue;
+            };
             let entry = if number == 0 { Some(first) } else { self.entry(number)? };
             if let Some(ConfigFile { tag, after, configuration: Some(configuration) }) = entry
                 && self.stands(number, after)?
@@ -213,10 +235,12 @@ impl FileStore {
     fn write(&self, entry: ConfigFile, number: u64) -> Result<Draft, StoreError> {
         let bytes = entry.to_bytes().map_err(|error| self.damaged(number, &error.to_string()))?;
         let draft = Draft { path: self.draft_path(entry.tag), entry, number };
+        // Not by its own name, which is another one each time: what fails again is logged when it says something new.
+        let path = self.path_of(number);
         let file = File::options().write(true).create_new(true).open(&draft.path);
-        let mut file = file.map_err(io("create", &draft.path))?;
-        file.write_all(&bytes).map_err(io("write", &draft.path))?;
-        file.sync_all().map_err(io("fsync", &draft.path))?;
+        let mut file = file.map_err(io("create a draft of", &path))?;
+        file.write_all(&bytes).map_err(io("write a draft of", &path))?;
+        file.sync_all().map_err(io("fsync a draft of", &path))?;
         Ok(draft)
     }
 
@@ -296,7 +320,7 @@ impl FileStore {
     /// What a number's file says; `None` if there is none.
     fn entry(&self, number: u64) -> Result<Option<ConfigFile>, StoreError> {
         let path = self.path_of(number);
-        let bytes = match fs::read(&path) {
+        let bytes = match read(&path) {
             Ok(bytes) => bytes,
             Err(error) if is_gone(&error) => return Ok(None),
             Err(error) => return Err(io("read config file", &path)(error)),
@@ -319,7 +343,12 @@ impl FileStore {
         let folder = self.folder();
         let prefix = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned() + ".";
         let mut names = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(io("list folder", &folder))? {
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if is_gone(&error) => return Ok(names),
+            Err(error) => return Err(io("list folder", &folder)(error)),
+        };
+        for entry in entries {
             let name = entry.map_err(io("list folder", &folder))?.file_name();
             names.extend(name.to_str().and_then(|name| name.strip_prefix(&prefix)).map(str::to_owned));
         }
@@ -360,6 +389,18 @@ impl FileStore {
     fn damaged(&self, number: u64, why: &str) -> StoreError {
         StoreError::Damaged { path: self.path_of(number), why: why.to_owned() }
     }
+}
+
+/// The bytes of a regular file. Opening a FIFO would wait for a writer.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let nonblock = OFlags::NONBLOCK.bits() as i32;
+    let mut file = File::options().read(true).custom_flags(nonblock).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// NFS says of a file that another host has removed that its handle is stale.

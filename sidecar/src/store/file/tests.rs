@@ -304,3 +304,49 @@ fn unrelated_files_are_left_unchanged() {
     assert_eq!(store.read().unwrap(), Some(config(5)));
     assert!(others.iter().all(|name| folder.path().join(name).exists()));
 }
+
+/// The place of the first file is never free again: without it the store is not whole, and not empty either.
+#[test]
+fn numbered_files_without_the_first_are_damage() {
+    for epoch in [2, 5] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store_at(folder.path(), epoch);
+        fs::remove_file(folder.path().join("config.json")).unwrap();
+        let before = files(folder.path());
+        let words = format!("config file {} is damaged (it is missing, ", store.path().display());
+        let error = store.read().unwrap_err().to_string();
+        assert!(error.starts_with(&words), "{error}");
+        assert!(store.swap(&swap_to(1)).is_err(), "a new group in the place of the old one");
+        assert!(FileStore::new(store.path()).is_err());
+        assert!(FileStore::read_only(store.path()).is_err());
+        assert_eq!(files(folder.path()), before);
+    }
+}
+
+/// Opening a FIFO waits for a writer, and a device may do anything.
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    for name in ["config.json", "config.json.1"] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store_at(folder.path(), 2);
+        let path = folder.path().join(name);
+        fs::remove_file(&path).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        // Without this the test would hang, and not fail.
+        let (told, answer) = std::sync::mpsc::channel();
+        std::thread::spawn(move || drop(told.send(store.read().map_err(|error| error.to_string()))));
+        let error = answer.recv_timeout(Duration::from_secs(20)).expect("an answer").unwrap_err();
+        assert!(error.contains(path.to_str().unwrap()) && error.contains("not a regular file"), "{error}");
+    }
+}
+
+/// It is tried 20 times a second, and logged when it says something new.
+#[test]
+fn a_failing_swap_says_the_same_each_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::new(&folder.path().join("deep/config.json")).unwrap();
+    fs::remove_dir_all(folder.path().join("deep")).unwrap();
+    let [first, second] = [(); 2].map(|()| store.swap(&swap_to(1)).unwrap_err().to_string());
+    assert_eq!(first, second);
+}
