@@ -213,7 +213,8 @@ pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, InvalidFi
                 match scanner.next_append() {
                     Err(stop) => break stop,
                     Ok(append) => {
-                        report.appends += 1;
+                        // Marks hold no records.
+                        report.appends += u64::from(append.records().next().is_some());
                         report.payload_size += append.records().map(|record| record.payload.len() as u64).sum::<u64>();
                     }
                 }

@@ -46,6 +46,19 @@ fn damaged(why: &str) -> State {
 
 const APPENDS: &[&[&str]] = &[&["one"], &["two", "three"], &[""]];
 
+/// An idle primary writes two checksums that hold no records.
+#[test]
+fn marks_are_no_appends() {
+    let mut bytes = vec![0; SIZE + FLAG_PAGE_SIZE];
+    let (mut writer, mut end) = SegmentWriter::open(identity(), Lsn(10), &mut bytes[..SIZE]);
+    end += writer.append(&mut bytes[end as usize..SIZE], [&b"one"[..]].into_iter());
+    writer.acknowledged(Offset(end));
+    end += writer.mark(&mut bytes[end as usize..SIZE]);
+    end += writer.append(&mut bytes[end as usize..SIZE], [&b"two"[..]].into_iter());
+    let report = report("slot-0000.buf", &bytes);
+    assert_eq!((report.count(), report.appends, report.closure.end), (2, 2, Offset(end)));
+}
+
 #[test]
 fn a_buffer_shows_its_segment_and_records() {
     let (bytes, closure) = buffer(APPENDS);
