@@ -42,13 +42,6 @@ impl Kind {
         file.write_all_at(index * BLOCK_SIZE as u64, &self.to_block(sequence, value)).and_then(|()| file.sync())
     }
 
-    /// Brings one of the two blocks to disk as it is.
-    pub(crate) fn write_again(self, file: &dyn File, index: u64) -> io::Result<()> {
-        let mut block = [0; BLOCK_SIZE];
-        file.read_exact_at(index * BLOCK_SIZE as u64, &mut block)?;
-        file.write_all_at(index * BLOCK_SIZE as u64, &block).and_then(|()| file.sync())
-    }
-
     /// Reads one of the two blocks.
     pub(crate) fn read<T: DeserializeOwned>(self, file: &dyn File, index: u64) -> io::Result<Block<T>> {
         let mut block = [0; BLOCK_SIZE];

@@ -113,12 +113,12 @@ impl PromiseFile {
             (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, 0),
             (Block::Sound(..), Block::Sound(b, second)) => (b, second, 1),
         };
-        // The process before may have died of a sync that failed: then what is read here is perhaps not on disk, and no later
-        // sync would bring it there (`fsync(2)`). The very same bytes again harm nothing, wherever a crash cuts them.
-        KIND.write_again(&*file, good).map_err(io_error("write"))?;
         let mut promise = PromiseFile { file, path, sequence };
-        // Now the other one before the good one changes: a crash in the middle must leave one of them.
+        // The other one first: a write that is torn may leave nothing of its block, and this may be the only good one.
         promise.write_block(1 - good, sequence, &member_state)?;
+        // The process before may have died of a sync that failed: then what was read here is perhaps not on disk, and no later
+        // sync would bring it there (`fsync(2)`).
+        promise.write_block(good, sequence, &member_state)?;
         promise.write(&member_state)?;
         Ok(Some((promise, member_state)))
     }
@@ -241,6 +241,79 @@ mod tests {
             assert_eq!(read(&path).unwrap(), member_state(3));
             change(&path, |bytes| bytes[(1 - block) * BLOCK_SIZE + 100] ^= 1);
             assert_eq!(read(&path).unwrap(), member_state(3), "the first start has mended it");
+        }
+    }
+
+    /// A folder whose first write is torn, as by a loss of power: what was there is gone.
+    #[derive(Debug)]
+    struct Torn(OsFolder);
+
+    #[derive(Debug)]
+    struct TornFile(Box<dyn File>);
+
+    impl Folder for Torn {
+        fn path(&self) -> &Path {
+            self.0.path()
+        }
+
+        fn names(&self) -> io::Result<Vec<String>> {
+            self.0.names()
+        }
+
+        fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
+            Ok(Box::new(TornFile(self.0.open(name)?)))
+        }
+
+        fn create(&self, name: &str) -> io::Result<Box<dyn File>> {
+            self.0.create(name)
+        }
+
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.0.rename(from, to)
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.0.remove(name)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.0.sync()
+        }
+    }
+
+    impl File for TornFile {
+        fn length(&self) -> io::Result<u64> {
+            self.0.length()
+        }
+
+        fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<usize> {
+            self.0.read_at(at, out)
+        }
+
+        fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<usize> {
+            self.0.write_at(at, &vec![0xee; bytes.len()])?;
+            Err(io::Error::other("the power is gone"))
+        }
+
+        fn allocate(&self, length: u64) -> io::Result<()> {
+            self.0.allocate(length)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.0.sync()
+        }
+    }
+
+    #[test]
+    fn the_only_sound_block_is_not_touched_first() {
+        for block in 0..2 {
+            let (_dir, path) = promised();
+            change(&path, |bytes| bytes[block * BLOCK_SIZE + 100] ^= 1);
+            let torn = Torn(OsFolder::open(path.parent().unwrap()).unwrap());
+            let error = PromiseFile::open(&torn).unwrap_err().to_string();
+            assert!(error.contains("the power is gone"), "{error}");
+            drop(torn);
+            assert_eq!(read(&path).unwrap(), member_state(3), "block {block} was damaged");
         }
     }
 
