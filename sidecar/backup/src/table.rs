@@ -68,14 +68,9 @@ pub enum TableError {
         /// What the file system said.
         source: io::Error,
     },
-    /// The pool's folder cannot be made.
-    #[error("create pool folder {path}: use a --pool whose parent folder this user may write: {source}")]
-    Folder {
-        /// The pool's folder.
-        path: PathBuf,
-        /// What the file system said.
-        source: io::Error,
-    },
+    /// The pool's folder cannot be made, or is not to be trusted.
+    #[error("{0}")]
+    Folder(String),
     /// Another daemon has it.
     #[error("pool {path} is in use by another backup daemon: stop that first, or give this one its own --pool")]
     InUse {

@@ -27,15 +27,16 @@ mod error;
 mod folder;
 mod mapped_file;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
 use rustix::io::Errno;
+use tailwind_folder::Folder;
 
 use crate::mapping::{FLAG_PAGE_SIZE, Flag, Mapping};
 use crate::message::SlotId;
@@ -44,7 +45,7 @@ pub use error::PoolError;
 pub use mapped_file::MappedFile;
 
 use error::io_error;
-use folder::{SIDE_FILE, TEMPORARY, file_name, lock, options, private_folder, remove_if_present, tidy};
+use folder::{SIDE_FILE, TEMPORARY, file_name, lock, private_folder, remove_if_present, tidy};
 
 /// Free slots that a pool needs beyond those that are missing: a fence holds a slot and its copy at the same time,
 /// and so does a lending of a slot that still has a file. One of each may be under way.
@@ -61,7 +62,7 @@ const COPY_SIZE: usize = 256 * 1024;
 /// before.
 #[derive(Debug)]
 pub struct Pool {
-    dir: PathBuf,
+    folder: Folder,
     slot_size: u32,
     /// Bytes of a block of the file system; a huge page on hugetlbfs.
     block: u64,
@@ -89,10 +90,17 @@ pub(crate) struct Claim {
 }
 
 impl Pool {
+    /// The folder of a pool, which is created if its parent exists. Refused if another user can have made it, or can change
+    /// what is in it.
+    pub fn folder(dir: impl AsRef<Path>) -> Result<Folder, PoolError> {
+        private_folder(dir.as_ref())
+    }
+
     /// Opens the pool in `dir`, which is created if its parent exists. Slots keep the bytes they had; slots without a
     /// file get their memory when they are lent.
     pub fn open(dir: impl AsRef<Path>, slots: u32, slot_size: u32) -> Result<Arc<Pool>, PoolError> {
-        let dir = private_folder(dir.as_ref())?;
+        let folder = private_folder(dir.as_ref())?;
+        let dir = folder.path().to_owned();
         let config = |problem: String| PoolError::Config { dir: dir.clone(), problem };
         if slots == 0 || slot_size == 0 || !slot_size.is_multiple_of(FLAG_PAGE_SIZE) {
             return Err(config(format!(
@@ -102,17 +110,17 @@ impl Pool {
         if dir.to_str().is_none() {
             return Err(config("the path must be UTF-8, because it travels in messages: rename the folder".into()));
         }
-        let lock = lock(&dir)?;
+        let lock = lock(&folder)?;
         let space = statvfs(&dir).map_err(|errno| io_error("read the free space of", &dir)(errno.into()))?;
+        let present = tidy(&folder, slots)?;
         let mut pool = Pool {
-            dir: dir.clone(),
+            folder,
             slot_size,
             block: space.f_bsize.max(1),
             slots: Vec::new(),
             claimed: AtomicBool::new(false),
             _lock: lock,
         };
-        let present = tidy(&dir, slots)?;
         let missing = u64::from(slots - present) + SPARE_SLOTS;
         pool.check_free(missing * pool.file_size(slot_size))?;
         // With room for all, so that each has the number that it is opened by.
@@ -140,7 +148,11 @@ impl Pool {
 
     /// The file of `slot`. It exists while the slot has memory.
     pub fn path(&self, slot: SlotId) -> PathBuf {
-        self.dir.join(if slot == self.side_slot() { SIDE_FILE.to_owned() } else { file_name(slot) })
+        self.folder.path().join(self.name(slot))
+    }
+
+    fn name(&self, slot: SlotId) -> String {
+        if slot == self.side_slot() { SIDE_FILE.to_owned() } else { file_name(slot) }
     }
 
     /// Bytes of this slot.
@@ -190,7 +202,10 @@ impl Pool {
     /// Takes the right to lend from this pool.
     pub(crate) fn claim(self: &Arc<Self>) -> Result<Claim, PoolError> {
         if self.claimed.swap(true, Ordering::AcqRel) {
-            return Err(PoolError::InUse { dir: self.dir.clone(), by: "another receiver of this process" });
+            return Err(PoolError::InUse {
+                dir: self.folder.path().to_owned(),
+                by: "another receiver of this process",
+            });
         }
         Ok(Claim { pool: Arc::clone(self) })
     }
@@ -227,16 +242,17 @@ impl Pool {
 
     /// A new file under a name of its own, which `fill` gives its memory.
     fn make(&self, slot: SlotId, fill: impl FnOnce(&File) -> io::Result<Mapping>) -> Result<Inode, PoolError> {
-        let path = self.temporary(slot);
+        let name = self.temporary(slot);
+        let path = self.folder.path().join(&name);
         let failed = |source: io::Error| match Errno::from_io_error(&source) {
             Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT) => {
                 let (needed, free) = (self.file_size(self.size(slot)), self.free().unwrap_or(0));
-                PoolError::NoSpace { dir: self.dir.clone(), needed, free }
+                PoolError::NoSpace { dir: self.folder.path().to_owned(), needed, free }
             }
             _ => io_error("make", &path)(source),
         };
-        remove_if_present(&path)?;
-        let file = options().create_new(true).open(&path).map_err(failed)?;
+        remove_if_present(&self.folder, &name)?;
+        let file = self.folder.open_file(&name, OFlags::CREATE | OFlags::EXCL).map_err(failed)?;
         match fill(&file) {
             Ok(memory) => {
                 memory.mark();
@@ -244,7 +260,7 @@ impl Pool {
             }
             Err(error) => {
                 // The half-made file holds memory that the next attempt will want.
-                remove_if_present(&path)?;
+                remove_if_present(&self.folder, &name)?;
                 Err(failed(error))
             }
         }
@@ -256,8 +272,8 @@ impl Pool {
         if let Some(old) = &*current {
             old.withdraw();
         }
-        let path = self.path(slot);
-        fs::rename(self.temporary(slot), &path).map_err(io_error("rename a new slot file to", &path))?;
+        let renamed = self.folder.rename(&self.temporary(slot), &self.name(slot));
+        renamed.map_err(io_error("rename a new slot file to", &self.path(slot)))?;
         self.retire(current.replace(new));
         Ok(())
     }
@@ -266,8 +282,7 @@ impl Pool {
     fn remove(&self, slot: SlotId, current: &mut Option<Inode>) -> Result<(), PoolError> {
         let Some(old) = &*current else { return Ok(()) };
         old.withdraw();
-        let path = self.path(slot);
-        fs::remove_file(&path).map_err(io_error("remove", &path))?;
+        self.folder.remove(&self.name(slot)).map_err(io_error("remove", &self.path(slot)))?;
         self.retire(current.take());
         Ok(())
     }
@@ -284,7 +299,7 @@ impl Pool {
 
     fn open_existing(&self, slot: SlotId) -> Result<Option<Inode>, PoolError> {
         let path = self.path(slot);
-        let file = match options().open(&path) {
+        let file = match self.folder.open_file(&self.name(slot), OFlags::empty()) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             // Whatever has its name now, nothing of worth is in it.
@@ -306,19 +321,19 @@ impl Pool {
 
     fn check_free(&self, needed: u64) -> Result<(), PoolError> {
         match self.free() {
-            Some(free) if free < needed => Err(PoolError::NoSpace { dir: self.dir.clone(), needed, free }),
+            Some(free) if free < needed => Err(PoolError::NoSpace { dir: self.folder.path().to_owned(), needed, free }),
             _ => Ok(()),
         }
     }
 
     /// Bytes free, unless the file system has no bound of its own (then it says that it has no blocks at all).
     fn free(&self) -> Option<u64> {
-        let space = statvfs(&self.dir).ok()?;
+        let space = statvfs(self.folder.path()).ok()?;
         (space.f_blocks > 0).then(|| space.f_bavail.saturating_mul(space.f_frsize))
     }
 
-    fn temporary(&self, slot: SlotId) -> PathBuf {
-        self.path(slot).with_extension(TEMPORARY)
+    fn temporary(&self, slot: SlotId) -> String {
+        Path::new(&self.name(slot)).with_extension(TEMPORARY).to_string_lossy().into_owned()
     }
 
     // A poisoned lock is taken all the same: between two statements a slot is never in a state that a reader could not

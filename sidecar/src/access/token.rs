@@ -5,10 +5,10 @@
 //! the port of a backup that is down would be told it. See decision 0022.
 
 use std::convert::Infallible;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use ring::digest::{SHA256, digest};
 use ring::hmac;
 use rustix::fs::OFlags;
 use subtle::ConstantTimeEq;
+use tailwind_folder::{Folder, FolderError, Make};
 use tailwind_protocol::ids::GroupName;
 
 /// Random bytes of a token; the file holds two hexadecimal digits for each.
@@ -50,6 +51,8 @@ pub struct Token(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
+    /// It is in the folder that is used by default.
+    is_default: bool,
     digits: RwLock<String>,
 }
 
@@ -57,27 +60,31 @@ impl TokenOptions {
     /// Reads the group's token; makes the file first if there is none. Several processes that start at once agree on one.
     pub fn load(&self, group: &GroupName) -> anyhow::Result<Token> {
         let uid = rustix::process::geteuid();
-        let path = match &self.control_token {
-            Some(path) => path.clone(),
+        let (path, is_default) = match &self.control_token {
+            Some(path) => (path.clone(), false),
             None => {
                 let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
                 let path = default_path(group, uid.as_raw(), runtime);
                 make_folder(&path, uid.is_root())?;
-                path
+                (path, true)
             }
         };
         if !exists(&path) {
             make(&path, &random().map_err(|error| cannot_make(&path, &error))?)?;
         }
-        Token::read(&path)
+        Token::found(&path, is_default)
     }
 }
 
 impl Token {
     /// Reads a file that is there.
     pub fn read(path: &Path) -> anyhow::Result<Token> {
+        Token::found(path, false)
+    }
+
+    fn found(path: &Path, is_default: bool) -> anyhow::Result<Token> {
         let digits = read(path)?;
-        Ok(Token(Arc::new(Inner { path: path.to_owned(), digits: RwLock::new(digits) })))
+        Ok(Token(Arc::new(Inner { path: path.to_owned(), is_default, digits: RwLock::new(digits) })))
     }
 
     /// Where it lies.
@@ -135,7 +142,9 @@ impl Token {
     fn look(&self) -> anyhow::Result<Option<&'static str>> {
         let path = self.path();
         if !exists(path) {
-            make_folder(path, rustix::process::geteuid().is_root())?;
+            if self.0.is_default {
+                make_folder(path, rustix::process::geteuid().is_root())?;
+            }
             return make(path, &self.digits()).map(|()| Some("put back"));
         }
         let digits = read(path)?;
@@ -176,11 +185,17 @@ fn cannot_make(path: &Path, error: &io::Error) -> anyhow::Error {
     anyhow!("create control token file {path}: {error}: use --control-token to give a path that this user may write")
 }
 
-/// Makes the folder of a file. Root's has the append sockets too, which others may be allowed to use.
+/// Makes the folder of a file, whose name anybody can guess: nobody else may have made it. Root's has the append sockets too, which others may be allowed to use.
 fn make_folder(path: &Path, is_root: bool) -> anyhow::Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
-    let failed = |error| cannot_make(path, &error);
-    DirBuilder::new().recursive(true).mode(if is_root { 0o755 } else { 0o700 }).create(folder).map_err(failed)
+    match Folder::open(folder, Make::All(if is_root { 0o755 } else { 0o700 })) {
+        Ok(_) => Ok(()),
+        Err(FolderError::Io { source, .. }) => Err(cannot_make(path, &source)),
+        Err(error @ FolderError::Untrusted { .. }) => Err(anyhow!(
+            "folder of the control token {error}. Let it belong to this user and have mode 0700, if nobody else has changed \
+             what is in it, or use --control-token to give a path in another folder"
+        )),
+    }
 }
 
 fn exists(path: &Path) -> bool {

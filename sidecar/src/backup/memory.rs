@@ -4,22 +4,23 @@
 //! [`actor`](super::actor), [`PoolBuffers`] for the [`flusher`](super::flusher).
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::fs::OFlags;
 use tailwind_backup::table::{TABLE, TableError};
 use tailwind_backup::{Buffers, Lender, Mapped, Memory};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
-    Admission, ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, ReadGrant, ReaderId, Receiver, Sender,
-    Sharer, SlotId, Writer,
+    Admission, ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, PoolError, ReadGrant, ReaderId, Receiver,
+    Sender, Sharer, SlotId, Writer,
 };
+use tailwind_folder::Folder;
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
@@ -60,22 +61,22 @@ impl PoolMemory {
         self.pool.as_ref().context("the pool has not been opened")
     }
 
-    /// For its owner alone, like the pool itself wants it.
-    fn make_folder(&self) -> io::Result<()> {
-        match DirBuilder::new().mode(0o700).create(&self.dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        }
+    fn folder(&self) -> Result<Folder, TableError> {
+        Pool::folder(&self.dir).map_err(|error| match error {
+            PoolError::Io { action, path, source } => TableError::Folder(format!(
+                "{action} {}: use a --pool whose parent folder this user may write: {source}",
+                path.display()
+            )),
+            other => TableError::Folder(other.to_string()),
+        })
     }
 }
 
 impl Memory for PoolMemory {
     fn table(&mut self) -> Result<Box<dyn Mapped>, TableError> {
-        self.make_folder().map_err(|source| TableError::Folder { path: self.dir.clone(), source })?;
+        let folder = self.folder()?;
         let path = self.dir.join(TABLE);
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(TableError::io("open", &path))?;
+        let file = folder.open_file(TABLE, OFlags::CREATE).map_err(TableError::io("open", &path))?;
         match file.try_lock() {
             Ok(()) => Ok(Box::new(TableFile::map(file, 0).map_err(TableError::io("map", &path))?)),
             Err(TryLockError::WouldBlock) => Err(TableError::InUse { path: self.dir.clone() }),
@@ -85,10 +86,10 @@ impl Memory for PoolMemory {
 
     fn clear(&mut self) -> anyhow::Result<()> {
         let context = || format!("empty pool folder {}", self.dir.display());
-        for entry in fs::read_dir(&self.dir).with_context(context)? {
-            let path = entry.with_context(context)?.path();
-            if path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("slot-")) {
-                fs::remove_file(&path).with_context(context)?;
+        let folder = self.folder()?;
+        for name in folder.names().with_context(context)? {
+            if let Some(slot) = name.to_str().filter(|name| name.starts_with("slot-")) {
+                folder.remove(slot).with_context(context)?;
             }
         }
         Ok(())

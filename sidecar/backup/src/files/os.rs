@@ -1,33 +1,47 @@
 //! The operating system's folder: what a backup on a real host writes to.
 
-use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
+use tailwind_folder::{FolderError, Make};
 
 use super::{File, Folder};
 use crate::page_buffer::PAGE;
 
+/// What to do about a folder that another user can have made, or can write to.
+const OWN_FOLDER: &str = "Give this backup a --flush-dir of its own, in a folder where other users cannot make it first. To go \
+                          on with this one, see to it that nobody else has changed what is in it; then let it belong to this \
+                          backup's user and have mode 0700";
+/// The file that a daemon holds locked.
+const LOCK: &str = "lock";
+
 /// A flush folder, locked against other daemons for as long as this lives.
 #[derive(Debug)]
 pub struct OsFolder {
-    dir: PathBuf,
+    folder: tailwind_folder::Folder,
     _lock: fs::File,
 }
 
 impl OsFolder {
-    /// Opens the folder, which is made if need be, and makes sure that it can be written.
+    /// Opens the folder, which is made if need be, and makes sure that it can be written, and by no other user.
     pub fn open(dir: &Path) -> anyhow::Result<OsFolder> {
         let shown = dir.display();
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| {
-            format!("create flush folder {shown}: use a --flush-dir that this user may create or write")
-        })?;
+        let folder = match tailwind_folder::Folder::open(dir, Make::All(0o700)) {
+            Ok(folder) => folder,
+            Err(FolderError::Untrusted { problem, .. }) => bail!("flush folder {shown}: {problem}. {OWN_FOLDER}"),
+            Err(FolderError::Io { source, .. }) => {
+                return Err(source).with_context(|| {
+                    format!("create flush folder {shown}: use a --flush-dir that this user may create or write")
+                });
+            }
+        };
         let unwritable = || format!("write to flush folder {shown}: use a --flush-dir that this user may write");
-        let lock = options().create(true).open(dir.join("lock")).with_context(unwritable)?;
+        let lock = folder.open_file(LOCK, OFlags::CREATE).with_context(unwritable)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
@@ -39,50 +53,40 @@ impl OsFolder {
             }
         }
         // The folder's own name.
-        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        sync_folder(parent).with_context(unwritable)?;
-        Ok(OsFolder { dir: dir.to_owned(), _lock: lock })
+        folder.sync_parent().with_context(unwritable)?;
+        Ok(OsFolder { folder, _lock: lock })
     }
 }
 
 impl Folder for OsFolder {
     fn path(&self) -> &Path {
-        &self.dir
+        self.folder.path()
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
-            // A name that is no text is none of ours.
-            names.extend(entry?.file_name().into_string());
-        }
-        Ok(names)
+        // A name that is no text is none of ours.
+        Ok(self.folder.names()?.into_iter().filter_map(|name| name.into_string().ok()).collect())
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
-        let path = self.dir.join(name);
-        // Before it is opened: opening a FIFO waits, and opening a device may do anything.
-        check_regular(&fs::symlink_metadata(&path)?)?;
-        let file = options().open(&path)?;
-        check_regular(&file.metadata()?)?;
-        Ok(Box::new(OsFile(file)))
+        Ok(Box::new(OsFile(self.folder.open_file(name, OFlags::empty())?)))
     }
 
     fn create(&self, name: &str) -> io::Result<Box<dyn File>> {
         self.remove_if_present(name)?;
-        Ok(Box::new(OsFile(options().create_new(true).open(self.dir.join(name))?)))
+        Ok(Box::new(OsFile(self.folder.open_file(name, OFlags::CREATE | OFlags::EXCL)?)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.dir.join(from), self.dir.join(to))
+        self.folder.rename(from, to)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.dir.join(name))
+        self.folder.remove(name)
     }
 
     fn sync(&self) -> io::Result<()> {
-        sync_folder(&self.dir)
+        self.folder.sync()
     }
 }
 
@@ -150,28 +154,10 @@ impl OsFile {
     }
 }
 
-/// For the owner alone, and never through a link. A FIFO or a device that takes a file's name must not make anybody wait.
-fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    options.read(true).write(true).mode(0o600).custom_flags(flags);
-    options
-}
-
-fn check_regular(metadata: &fs::Metadata) -> io::Result<()> {
-    match metadata.is_file() {
-        true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
-    }
-}
-
-fn sync_folder(dir: &Path) -> io::Result<()> {
-    fs::File::open(dir)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::io::Write;
+    use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -244,6 +230,67 @@ mod tests {
         let (_dir, folder) = folder();
         let error = OsFolder::open(folder.path()).unwrap_err().to_string();
         assert!(error.contains("in use by another backup daemon"), "{error}");
+    }
+
+    /// Whoever may write to it may exchange segments and promises.
+    #[test]
+    fn a_folder_that_others_may_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let flush = dir.path().join("flush");
+        fs::create_dir(&flush).unwrap();
+        for mode in [0o777, 0o770, 0o1777] {
+            fs::set_permissions(&flush, fs::Permissions::from_mode(mode)).unwrap();
+            let error = format!("{:#}", OsFolder::open(&flush).unwrap_err());
+            let words =
+                format!("flush folder {}: its mode is {mode:04o}, so other users may write to it", flush.display());
+            assert!(error.contains(&words) && error.contains("--flush-dir"), "{error}");
+            assert_eq!(fs::read_dir(&flush).unwrap().count(), 0, "left as it was");
+        }
+        fs::set_permissions(&flush, fs::Permissions::from_mode(0o755)).unwrap();
+        OsFolder::open(&flush).unwrap();
+    }
+
+    #[test]
+    fn what_belongs_to_another_user_is_refused() {
+        const STRANGER: u32 = 65534;
+        if !rustix::process::geteuid().is_root() {
+            let _ = writeln!(io::stderr(), "cannot run: what_belongs_to_another_user_is_refused: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (flush, link) = (dir.path().join("flush"), dir.path().join("link"));
+        fs::create_dir(&flush).unwrap();
+        symlink(&flush, &link).unwrap();
+        lchown(&link, Some(STRANGER), None).unwrap();
+        let error = format!("{:#}", OsFolder::open(&link).unwrap_err());
+        assert!(error.contains(&format!("{} is a link of user {STRANGER}", link.display())), "{error}");
+
+        let folder = OsFolder::open(&flush).unwrap();
+        fs::write(flush.join("promise"), "his").unwrap();
+        chown(flush.join("promise"), Some(STRANGER), None).unwrap();
+        let error = folder.open("promise").unwrap_err().to_string();
+        assert_eq!(error, format!("it belongs to user {STRANGER}"));
+        drop(folder);
+
+        chown(&flush, Some(STRANGER), None).unwrap();
+        let error = format!("{:#}", OsFolder::open(&flush).unwrap_err());
+        assert!(error.contains(&format!("flush folder {}: it belongs to user {STRANGER}", flush.display())), "{error}");
+    }
+
+    #[test]
+    fn files_stay_in_the_folder_that_was_opened() {
+        let (_dir, folder) = folder();
+        let moved = folder.path().with_extension("moved");
+        fs::rename(folder.path(), &moved).unwrap();
+        fs::create_dir(folder.path()).unwrap();
+        folder.create("a").unwrap().write_all_at(0, b"bytes").unwrap();
+        folder.rename("a", "b").unwrap();
+        assert_eq!(folder.open("b").unwrap().length().unwrap(), 5);
+        assert_eq!(fs::read(moved.join("b")).unwrap(), b"bytes");
+        assert!(folder.names().unwrap().contains(&"b".to_owned()));
+        folder.remove("b").unwrap();
+        folder.sync().unwrap();
+        assert!(!moved.join("b").exists());
     }
 
     #[test]

@@ -8,6 +8,11 @@ pub(super) const ONE_BY_ONE: &str = "Remove none: a buffer may be the only copy 
                                      pool, give one backup at a time a new, empty folder, and only while `tailwind-sidecar \
                                      status` shows all others `in set`";
 
+/// What to do about a folder that another user can have made, or can write to.
+pub(super) const OWN_FOLDER: &str = "Give this backup a folder of its own with --pool, in a folder where other users cannot \
+                                     make it first. To go on with this one, see to it that nobody else has changed what is \
+                                     in it; then let it belong to this backup's user and have mode 0700";
+
 /// What went wrong with a pool, in words for the person who runs it.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {

@@ -1,20 +1,20 @@
 //! The folder of a pool: who may enter it, how its files are named and opened, what a crash may have left in it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use tailwind_folder::{Folder, FolderError, Make};
 
 use crate::message::SlotId;
 
-use super::error::{ONE_BY_ONE, PoolError, io_error};
+use super::error::{ONE_BY_ONE, OWN_FOLDER, PoolError, io_error};
 
-/// The mode bit of folders like /tmp and /dev/shm, which nobody may close to others.
-const STICKY: u32 = 0o1000;
+/// The file that a process holds locked.
+const LOCK: &str = "lock";
 /// How long a process may take to die: it unmaps and unpins its memory meanwhile.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The side slot's file.
@@ -22,37 +22,29 @@ pub(super) const SIDE_FILE: &str = "side.buf";
 /// Extension of a slot file that is being made.
 pub(super) const TEMPORARY: &str = "tmp";
 
-/// The folder, absolute, and closed to everybody else: what is in it is as secret as the log.
-pub(super) fn private_folder(dir: &Path) -> Result<PathBuf, PoolError> {
-    match DirBuilder::new().mode(0o700).create(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(io_error("create pool folder", dir)(error));
-        }
-        _ => {}
+/// The folder, closed to everybody else: what is in it is as secret as the log. It is made if its parent exists.
+pub(super) fn private_folder(dir: &Path) -> Result<Folder, PoolError> {
+    let config = |problem: String| PoolError::Config { dir: dir.to_owned(), problem };
+    let folder = Folder::open(dir, Make::Last(0o700)).map_err(|error| match error {
+        FolderError::Io { path, source } => PoolError::Io { action: "create pool folder", path, source },
+        FolderError::Untrusted { problem, .. } => config(format!("{problem}. {OWN_FOLDER}")),
+    })?;
+    if folder.is_shared() {
+        return Err(config("all users share this folder: give the pool a folder of its own inside it".into()));
     }
-    let dir = fs::canonicalize(dir).map_err(io_error("find pool folder", dir))?;
-    let metadata = fs::metadata(&dir).map_err(io_error("find pool folder", &dir))?;
-    if !metadata.is_dir() {
-        return Err(io_error("open pool folder", &dir)(io::ErrorKind::NotADirectory.into()));
-    }
-    if metadata.mode() & STICKY != 0 {
-        let problem = "all users share this folder: give the pool a folder of its own inside it".into();
-        return Err(PoolError::Config { dir, problem });
-    }
-    if metadata.mode() & 0o077 != 0 {
-        fs::set_permissions(&dir, Permissions::from_mode(0o700))
-            .map_err(io_error("take the rights of others away from pool folder", &dir))?;
-    }
-    Ok(dir)
+    let closed = folder.close_to_others();
+    closed.map_err(io_error("take the rights of others away from pool folder", folder.path()))?;
+    Ok(folder)
 }
 
 /// Keeps other processes out for as long as the file is open.
 ///
 /// A dying process lets go of the lock before the kernel has taken its network cards' rights away. So the folder names its
 /// owner, and the next one waits until that process is gone altogether.
-pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
-    let path = dir.join("lock");
-    let file = options().create(true).open(&path).map_err(io_error("open", &path))?;
+pub(super) fn lock(folder: &Folder) -> Result<File, PoolError> {
+    let dir = folder.path();
+    let path = dir.join(LOCK);
+    let file = folder.open_file(LOCK, OFlags::CREATE).map_err(io_error("open", &path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -61,17 +53,17 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
     }
     let deadline = Instant::now() + EXIT_TIMEOUT;
-    for before in OwnerProcess::all(dir)? {
+    for before in OwnerProcess::all(folder)? {
         while before.lives() {
             if Instant::now() > deadline {
                 return Err(PoolError::InUse { dir: dir.to_owned(), by: "a backup daemon that is still exiting" });
             }
             thread::sleep(Duration::from_millis(1));
         }
-        remove_if_present(&before.mark(dir))?;
+        remove_if_present(folder, &before.mark())?;
     }
-    let mark = OwnerProcess::this().mark(dir);
-    options().create(true).open(&mark).map_err(io_error("create", &mark))?;
+    let mark = OwnerProcess::this().mark();
+    folder.open_file(&mark, OFlags::CREATE).map_err(io_error("create", &dir.join(&mark)))?;
     Ok(file)
 }
 
@@ -90,15 +82,14 @@ impl OwnerProcess {
     }
 
     /// An empty file that names the owner: hugetlbfs has files, but nothing can be written to them.
-    fn mark(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("owner-{}-{}", self.pid, self.start))
+    fn mark(&self) -> String {
+        format!("owner-{}-{}", self.pid, self.start)
     }
 
     /// Those that are named in a folder: the last owner, and perhaps one that died between two steps of `lock`.
-    fn all(dir: &Path) -> Result<Vec<OwnerProcess>, PoolError> {
+    fn all(folder: &Folder) -> Result<Vec<OwnerProcess>, PoolError> {
         let mut owners = Vec::new();
-        for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
-            let name = entry.map_err(io_error("list", dir))?.file_name();
+        for name in names(folder)? {
             let numbers = name.to_str().and_then(|name| name.strip_prefix("owner-")?.split_once('-'));
             if let Some((pid, start)) = numbers
                 && let (Ok(pid), Ok(start)) = (pid.parse(), start.parse())
@@ -130,32 +121,25 @@ fn start_of(pid: u32) -> Option<u64> {
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
-/// How files of the pool are opened: for reading and writing, by the owner alone, never through a symbolic link.
-pub(super) fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
-    options
-}
-
 /// The name of a slot's file.
 pub(super) fn file_name(slot: SlotId) -> String {
     format!("slot-{:04}.buf", slot.0)
 }
 
 /// Removes what a crash left half made, and counts the slots that have a file.
-pub(super) fn tidy(dir: &Path, slots: u32) -> Result<u32, PoolError> {
-    let mut present = 0;
-    for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
-        let path = entry.map_err(io_error("list", dir))?.path();
-        match path.file_name().and_then(|name| parse_file_name(name.to_str()?)) {
-            Some((_, TEMPORARY)) => remove_if_present(&path)?,
+pub(super) fn tidy(folder: &Folder, slots: u32) -> Result<u32, PoolError> {
+    let (mut present, dir) = (0, folder.path());
+    for name in names(folder)? {
+        let Some(name) = name.to_str() else { continue };
+        match parse_file_name(name) {
+            Some((_, TEMPORARY)) => remove_if_present(folder, name)?,
             Some((slot, _)) if slot.0 < slots => present += 1,
             Some((SlotId(slot), _)) => {
                 let problem = format!(
                     "slot {slot} exists but only {slots} slots are wanted: have at least {} slots, as long as there is {}. \
                      {ONE_BY_ONE}",
                     slot + 1,
-                    path.display()
+                    dir.join(name).display()
                 );
                 return Err(PoolError::Config { dir: dir.to_owned(), problem });
             }
@@ -174,11 +158,12 @@ fn parse_file_name(name: &str) -> Option<(SlotId, &str)> {
 }
 
 /// Removes a file that need not be there.
-pub(super) fn remove_if_present(path: &Path) -> Result<(), PoolError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(error)),
-        _ => Ok(()),
-    }
+pub(super) fn remove_if_present(folder: &Folder, name: &str) -> Result<(), PoolError> {
+    folder.remove_if_present(name).map_err(io_error("remove", &folder.path().join(name)))
+}
+
+fn names(folder: &Folder) -> Result<Vec<OsString>, PoolError> {
+    folder.names().map_err(io_error("list", folder.path()))
 }
 
 #[cfg(test)]
@@ -189,23 +174,24 @@ mod tests {
     #[test]
     fn the_lock_waits_for_the_previous_owner() {
         let dir = tempfile::tempdir().unwrap();
-        drop(lock(dir.path()).unwrap());
-        drop(lock(dir.path()).unwrap());
-        assert_eq!(OwnerProcess::all(dir.path()).unwrap(), [OwnerProcess::this()]);
+        let folder = private_folder(dir.path()).unwrap();
+        drop(lock(&folder).unwrap());
+        drop(lock(&folder).unwrap());
+        assert_eq!(OwnerProcess::all(&folder).unwrap(), [OwnerProcess::this()]);
 
         let mut sleeper = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
         let owner = OwnerProcess { pid: sleeper.id(), start: start_of(sleeper.id()).unwrap() };
         assert!(owner.lives());
         assert!(!OwnerProcess { start: 1, ..owner.clone() }.lives(), "another process with the same number");
-        File::create(owner.mark(dir.path())).unwrap();
+        File::create(dir.path().join(owner.mark())).unwrap();
         let exiting = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
             sleeper.kill().unwrap();
             sleeper
         });
-        drop(lock(dir.path()).unwrap());
+        drop(lock(&folder).unwrap());
         assert!(!owner.lives(), "the lock was given only when it was dead, though nobody has waited for it yet");
-        assert_eq!(OwnerProcess::all(dir.path()).unwrap(), [OwnerProcess::this()]);
+        assert_eq!(OwnerProcess::all(&folder).unwrap(), [OwnerProcess::this()]);
         exiting.join().unwrap().wait().unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! The pool as the person who runs a backup meets it: folders, restarts, and every way in which it can say no.
 
 use std::fs::{self, OpenOptions, Permissions};
+use std::io::Write;
 use std::net::TcpListener;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -98,10 +99,120 @@ fn a_world_shared_folder_is_left_unchanged() {
     fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
     let (error, message) = refusal(dir.path(), 1, SLOT_SIZE);
     assert!(
-        matches!(error, PoolError::Config { .. }) && message.contains("a folder of its own inside it"),
+        matches!(error, PoolError::Config { .. })
+            && message.contains("its mode is 1777")
+            && message.contains("a folder of its own"),
         "{message}"
     );
     assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o1777);
+}
+
+/// Says where `./check` finds it that a test needs root, if this is another user.
+fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        let _ = writeln!(std::io::stderr(), "cannot run: {test}: needs root");
+    }
+    root
+}
+
+/// A user that is not this one.
+const STRANGER: u32 = 65534;
+
+/// Whoever owns the folder may exchange what is in it, at any time.
+#[test]
+fn a_folder_of_another_user_is_refused() {
+    if !is_root("a_folder_of_another_user_is_refused") {
+        return;
+    }
+    let dir = folder();
+    let pool = dir.path().join("pool");
+    fs::create_dir(&pool).unwrap();
+    chown(&pool, Some(STRANGER), None).unwrap();
+    fs::set_permissions(&pool, Permissions::from_mode(0o755)).unwrap();
+    let (error, message) = refusal(&pool, 1, SLOT_SIZE);
+    assert!(matches!(error, PoolError::Config { .. }), "{message}");
+    let words = format!("pool {}: it belongs to user {STRANGER}", pool.display());
+    assert!(message.starts_with(&words) && message.contains("a folder of its own"), "{message}");
+    let found = fs::metadata(&pool).unwrap();
+    assert_eq!((found.uid(), found.mode() & 0o7777), (STRANGER, 0o755), "left as it was");
+    assert_eq!(fs::read_dir(&pool).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_that_others_may_write_is_refused() {
+    for mode in [0o777, 0o770, 0o702] {
+        let dir = folder();
+        let pool = dir.path().join("pool");
+        fs::create_dir(&pool).unwrap();
+        fs::set_permissions(&pool, Permissions::from_mode(mode)).unwrap();
+        let (_, message) = refusal(&pool, 1, SLOT_SIZE);
+        assert!(message.contains(&format!("its mode is {mode:04o}, so other users may write to it")), "{message}");
+        assert_eq!(fs::metadata(&pool).unwrap().mode() & 0o7777, mode, "left as it was");
+    }
+}
+
+/// The link is the stranger's, and what it leads to is nobody's business here.
+#[test]
+fn a_link_of_another_user_is_not_followed() {
+    if !is_root("a_link_of_another_user_is_not_followed") {
+        return;
+    }
+    let dir = folder();
+    let (target, link) = (dir.path().join("target"), dir.path().join("pool"));
+    fs::create_dir(&target).unwrap();
+    fs::set_permissions(&target, Permissions::from_mode(0o755)).unwrap();
+    symlink(&target, &link).unwrap();
+    lchown(&link, Some(STRANGER), None).unwrap();
+    for dir in [link.clone(), link.join("below")] {
+        let (_, message) = refusal(&dir, 1, SLOT_SIZE);
+        assert!(message.contains(&format!("{} is a link of user {STRANGER}", link.display())), "{message}");
+    }
+    assert_eq!(fs::metadata(&target).unwrap().mode() & 0o7777, 0o755, "left as it was");
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+}
+
+/// Administrators put folders elsewhere by links of their own.
+#[test]
+fn an_own_link_leads_to_the_pool() {
+    let dir = folder();
+    let link = dir.path().join("pool");
+    fs::create_dir(dir.path().join("target")).unwrap();
+    symlink("target", &link).unwrap();
+    let pool = Pool::open(&link, 1, SLOT_SIZE).unwrap();
+    let target = fs::canonicalize(dir.path()).unwrap().join("target");
+    assert_eq!(pool.path(SlotId(0)).parent().unwrap(), target);
+}
+
+#[test]
+fn a_slot_file_of_another_user_is_refused() {
+    if !is_root("a_slot_file_of_another_user_is_refused") {
+        return;
+    }
+    let dir = folder();
+    used_pool(dir.path());
+    let path = dir.path().join("slot-0000.buf");
+    chown(&path, Some(STRANGER), None).unwrap();
+    let (error, message) = refusal(dir.path(), 2, SLOT_SIZE);
+    assert!(matches!(error, PoolError::Io { action: "open", .. }), "{message}");
+    assert!(message.contains(&format!("it belongs to user {STRANGER}")), "{message}");
+}
+
+/// The folder's name may stand for another one by now: files are opened in the folder that was looked at.
+#[test]
+fn a_pool_stays_in_its_folder() {
+    let dir = folder();
+    let (path, moved) = (dir.path().join("pool"), dir.path().join("moved"));
+    let pool = Pool::open(&path, 2, SLOT_SIZE).unwrap();
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    fs::rename(&path, &moved).unwrap();
+    fs::create_dir(&path).unwrap();
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+    receiver.revoke_below(Writer(2)).unwrap();
+    assert!(moved.join("slot-0000.buf").exists());
+    receiver.release(SlotId(0)).unwrap();
+    assert!(!moved.join("slot-0000.buf").exists());
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
 }
 
 #[test]

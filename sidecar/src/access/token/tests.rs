@@ -126,3 +126,35 @@ fn the_default_path_is_private_to_the_user() {
     assert_eq!(place(7, Some("/run/user/7")), Path::new("/run/user/7/tailwind/db.token"));
     assert_eq!(place(7, None), Path::new("/dev/shm/tailwind-7/db.token"));
 }
+
+/// The folder that is used by default has a name that anybody can guess: somebody may have made it first.
+#[test]
+fn a_folder_of_another_user_is_refused() {
+    use std::os::unix::fs::{chown, lchown, symlink};
+    const STRANGER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(io::stderr(), "cannot run: a_folder_of_another_user_is_refused: needs root");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("tailwind");
+    let token = own.join("db.token");
+    make_folder(&token, true).unwrap();
+    make_folder(&token, true).unwrap();
+    assert_eq!(fs::metadata(&own).unwrap().mode() & 0o7777, 0o755);
+
+    fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+    let error = make_folder(&token, true).unwrap_err().to_string();
+    assert!(error.contains("its mode is 0777, so other users may write to it"), "{error}");
+    fs::set_permissions(&own, Permissions::from_mode(0o755)).unwrap();
+    chown(&own, Some(STRANGER), None).unwrap();
+    let error = make_folder(&token, true).unwrap_err().to_string();
+    assert!(error.contains(&format!("{}: it belongs to user {STRANGER}", own.display())), "{error}");
+    assert!(error.contains("--control-token"), "{error}");
+
+    fs::remove_dir(&own).unwrap();
+    symlink(folder.path(), &own).unwrap();
+    lchown(&own, Some(STRANGER), None).unwrap();
+    let error = make_folder(&token, true).unwrap_err().to_string();
+    assert!(error.contains(&format!("is a link of user {STRANGER}")), "{error}");
+}

@@ -200,7 +200,7 @@ fn a_fifo_named_like_a_segment_does_not_block_start() {
 fn a_backup_knows_whether_it_is_followed() {
     let folders = folders();
     let mut memory = PoolMemory::new(folders.path("pool"), 2, SegmentSize::MIN);
-    memory.make_folder().unwrap();
+    memory.folder().unwrap();
     memory.open().unwrap();
     let pool = Arc::clone(memory.pool().unwrap());
     let mut lent = Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), pool);
