@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tailwind_backup::{BackupConfig, Daemon, OsFolder, start};
-use tailwind_fabric::FabricKind;
+use tailwind_fabric::{FabricKind, explain_bus_errors};
 use tailwind_protocol::backup::{FLUSH_SEGMENTS_MIN, Input, Limits};
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_report::readiness::Unready;
@@ -109,6 +109,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         kernel: memory::kernel_boot_id()?,
     };
     let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
+    explain_bus_errors(&format!("pool folder {}", home.pool.display())).context("install a signal handler")?;
     let folder = OsFolder::open(&flush_dir)?;
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
     let mut started = start(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;

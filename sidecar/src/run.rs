@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use serde::de::DeserializeOwned;
+use tailwind_fabric::explain_bus_errors;
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::HEARTBEAT;
@@ -151,6 +152,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
     let allowed = AllowedUid::all(&allow_uid);
     let (listener, bound) = writable(listen_on_socket(&socket, &allowed), is_given, "--socket PATH")?;
+    explain_bus_errors("the folders that backups have their buffers in (--pool)")
+        .context("install a signal handler")?;
 
     let endpoint = http::listen(listen, &access).await?;
     let address = endpoint.local_addr().context("read the control address")?;

@@ -186,8 +186,10 @@ impl SlotTable {
         self.add_rows(0, slots)
     }
 
-    /// Adds rows to those that `owner` names, all free.
+    /// Adds rows to those that `owner` names, all free. Rows of his that were cut off come back as zeros, which is damage.
     pub fn reserve(&mut self, owner: &Owner, slots: u32) -> Result<(), TableError> {
+        let length = row_offset(Slot(owner.slots)).max(self.file.length());
+        self.file.grow(length).map_err(TableError::io("map", &self.path))?;
         if slots > owner.slots {
             self.add_rows(owner.slots, slots)?;
             self.claim(&Owner { slots, ..owner.clone() })?;
@@ -410,6 +412,21 @@ mod tests {
         assert_eq!(table.rows(4).unwrap().damaged, [Slot(1), Slot(3)]);
         file.0.lock().unwrap().truncate(row_offset(Slot(2)) as usize);
         assert_eq!(table.rows(4).unwrap().damaged, [Slot(1), Slot(2), Slot(3)], "the file was cut off");
+    }
+
+    #[test]
+    fn a_cut_table_gets_its_rows_back_as_damaged() {
+        let (file, table) = table();
+        table.save(Slot(3), Some(&longest_row())).unwrap();
+        table.claim(&owner()).unwrap();
+        drop(table);
+        file.0.lock().unwrap().truncate(row_offset(Slot(2)) as usize);
+        let mut table = open(&file);
+        table.reserve(&owner(), 4).unwrap();
+        assert_eq!(table.rows(4).unwrap(), Rows { used: vec![], damaged: vec![Slot(2), Slot(3)] });
+        table.save(Slot(2), None).unwrap();
+        table.save(Slot(3), Some(&longest_row())).unwrap();
+        assert_eq!(rows(&table, 4), [(Slot(3), longest_row())]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 #[cfg(feature = "baselines")]
 pub mod baselines;
 pub mod buffer;
+mod bus_error;
 pub mod contract;
 mod error;
 mod mapping;
@@ -21,6 +22,7 @@ pub mod tcp;
 pub mod verbs;
 
 pub use buffer::{AppendBuffer, BufferPool, SharedBuffer};
+pub use bus_error::explain_bus_errors;
 pub use contract::{Channel, Opening, POSTED_BYTES_MAX, Receiver, RemoteBuffer, Sender};
 pub use error::{ChannelError, FabricError, ReadError};
 pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};

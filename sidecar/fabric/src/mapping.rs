@@ -9,6 +9,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -166,6 +167,16 @@ impl Mapping {
         self.word(MARK_OFFSET).load(Ordering::SeqCst) == MARK
     }
 
+    /// True for the file of a slot of another size: a power of two, as all that backups are made with.
+    pub(crate) fn is_marked_elsewhere(file: &File, length: u64, slot_size: u32) -> bool {
+        let sizes = (FLAG_PAGE_SIZE.ilog2()..u32::BITS).map(|bits| 1_u64 << bits);
+        sizes.filter(|size| *size != u64::from(slot_size) && size + u64::from(FLAG_PAGE_SIZE) <= length).any(|size| {
+            let mut mark = [0; 8];
+            let read = file.read_exact_at(&mut mark, size + MARK_OFFSET as u64);
+            read.is_ok() && u64::from_ne_bytes(mark) == MARK
+        })
+    }
+
     fn flag_word(&self) -> &AtomicU32 {
         // SAFETY: the flag page lies behind the slot and within the mapping (`with`).
         let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize) };
@@ -193,7 +204,6 @@ impl fmt::Debug for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::FileExt;
 
     fn file(length: u64) -> File {
         let file = tempfile::tempfile().unwrap();

@@ -312,7 +312,11 @@ impl Pool {
             return Ok(None);
         }
         if found != expected {
-            return Err(PoolError::SlotSize { path, found, slot_size, expected });
+            // Made for slots of another size, or cut: what was in a file that was cut is gone.
+            return match Mapping::is_marked_elsewhere(&file, found, slot_size) {
+                true => Err(PoolError::SlotSize { path, found, slot_size, expected }),
+                false => Ok(None),
+            };
         }
         let memory = Arc::new(Mapping::new(&file, slot_size).map_err(io_error("map", &path))?);
         // A file of zeros, a foreign one, or one that an earlier process had kept as a spare. The next lending takes its name.

@@ -1198,3 +1198,68 @@ async fn a_backup_starts_again_on_a_full_disk() {
     until("the flush succeeds in the end", async || closed_file(&daemon, 1).exists()).await;
     assert_eq!(primary.inventory().await.copies[0].closure, closure);
 }
+
+fn slot_files(daemon: &Daemon) -> Vec<std::path::PathBuf> {
+    let files = fs::read_dir(daemon.pool()).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("slot-")).collect()
+}
+
+fn cut(path: &std::path::Path, length: u64) {
+    fs::File::options().write(true).open(path).unwrap().set_len(length).unwrap();
+}
+
+#[tokio::test]
+async fn cut_slot_files_are_reported_as_damage() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    primary.open(1, 1, Durability::Memory).await.append(3);
+    daemon.kill();
+    slot_files(&daemon).iter().for_each(|file| cut(file, 5000));
+    daemon.start();
+    let primary = Primary::new(&daemon, FabricKind::Shm, 2);
+    let found = primary.fence().await;
+    assert_eq!((found.boot, found.witness), (born.boot, false));
+    assert!(!found.damage.is_empty());
+    primary.lend(2, Durability::Memory).await.expect("the group goes on");
+}
+
+#[tokio::test]
+async fn a_cut_slot_table_is_reported_as_damage() {
+    // The owner and a row; the owner and a part of a row; the owner's entry alone.
+    for length in [4096 + 2048, 4096 + 100, 4096] {
+        let mut daemon = Daemon::started(&[]);
+        let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+        let born = primary.fence().await;
+        primary.open(1, 1, Durability::Memory).await.append(3);
+        primary.open(2, 4, Durability::Memory).await.append(3);
+        daemon.kill();
+        cut(&daemon.pool().join("slots.table"), length);
+        daemon.start();
+        let primary = Primary::new(&daemon, FabricKind::Shm, 2);
+        let found = primary.fence().await;
+        assert_eq!((found.boot, found.witness), (born.boot, false), "cut to {length}");
+        assert!(!found.damage.is_empty(), "cut to {length}");
+        primary.lend(3, Durability::Memory).await.expect("the group goes on");
+        daemon.terminate(Signal::TERM);
+        daemon.start();
+    }
+}
+
+/// The kernel ends a process that writes to what a file does not have any more.
+#[tokio::test]
+async fn a_file_that_is_cut_in_use_is_named() {
+    let mut daemon = Daemon::started(&["--fabric", "tcp"]);
+    let primary = Primary::new(&daemon, FabricKind::Tcp, 1);
+    primary.fence().await;
+    let mut open = primary.open(1, 1, Durability::Memory).await;
+    slot_files(&daemon).iter().for_each(|file| cut(file, 0));
+    let payload = [7; 100];
+    let written = open.writer.append(open.local.tail_mut(), [&payload[..]].into_iter());
+    open.local.publish(written);
+    assert!(open.post().is_err());
+    let status = daemon.wait();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(7), "SIGBUS, {status}");
+    let log = daemon.log();
+    assert!(log.contains("SIGBUS") && log.contains(daemon.pool().to_str().unwrap()), "{log}");
+}

@@ -458,3 +458,21 @@ fn a_truncated_slot_file_is_refused() {
     receiver.lend(Writer(2), SlotId(0)).unwrap();
     assert!(pool.has(SlotId(0)), "the next lending has memory again");
 }
+
+/// Only the group's own user can have cut it. What was in it is gone, and that is for the backup to report; a file that was made
+/// for slots of another size is a mistake of options.
+#[test]
+fn a_cut_slot_file_is_no_memory() {
+    for length in [0, 4096, 5000, u64::from(SLOT_SIZE), FILE_SIZE - 1] {
+        let dir = folder();
+        used_pool(dir.path());
+        let path = dir.path().join("slot-0000.buf");
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+        assert!(!pool.has(SlotId(0)), "{length} bytes");
+        assert!(contents(&pool, 0) == vec![0; SLOT_SIZE as usize]);
+        let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+        receiver.lend(Writer(2), SlotId(0)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), FILE_SIZE, "the next lending has memory again");
+    }
+}
