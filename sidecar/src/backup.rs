@@ -1,6 +1,7 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
-//! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
+//! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `room` (waits for
+//! memory where there is none), `bandwidth`,
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
 //! other backups), `quarantine` (what is set aside), `other_files` (what
 //! else fills the folder), `routes`,
@@ -16,6 +17,7 @@ pub mod options;
 mod other_files;
 mod pull;
 mod quarantine;
+mod room;
 mod routes;
 mod scrub;
 mod sending;
@@ -110,12 +112,21 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     };
     let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     explain_bus_errors(&format!("pool folder {}", home.pool.display())).context("install a signal handler")?;
-    let folder = OsFolder::open(&flush_dir)?;
-    let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
-    let mut started = start(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
-    let pool = Arc::clone(memory.pool()?);
-    let receiver =
-        crate::fabric::receiver(fabric, &rdma, &pool, &data, address, advertise.own_ip(address), access.tls())?;
+    let fresh = memory::fresh_boot_id()?;
+    let begin = || {
+        let folder = OsFolder::open(&flush_dir)?;
+        let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
+        let started = start(&home, Box::new(folder), &mut memory, fresh)?;
+        let pool = Arc::clone(memory.pool()?);
+        let own_ip = advertise.own_ip(address);
+        let receiver = crate::fabric::receiver(fabric, &rdma, &pool, &data, address, own_ip, access.tls())?;
+        Ok((started, pool, receiver))
+    };
+    let listeners = room::Listeners { control: &listener, metrics: metrics_listener.as_ref() };
+    let Some((mut started, pool, receiver)) = room::begin_with_room(begin, listeners, &access, &mut signals).await?
+    else {
+        return Ok(());
+    };
 
     let fabric_kind = receiver.kind();
     let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir, segment_size, hold_up), Ok)?;

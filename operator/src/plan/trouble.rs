@@ -42,7 +42,7 @@ impl From<&Unready> for Trouble {
             UnreadyReason::DeviceMissing => Trouble::DeviceMissing(why),
             UnreadyReason::MemlockTooLow => Trouble::MemlockTooLow(why),
             UnreadyReason::FabricFailed => Trouble::DeviceFailed(why),
-            UnreadyReason::Unresponsive | UnreadyReason::Other => Trouble::BackupNotReady(why),
+            UnreadyReason::NoRoom | UnreadyReason::Unresponsive | UnreadyReason::Other => Trouble::BackupNotReady(why),
         }
     }
 }

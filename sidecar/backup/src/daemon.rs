@@ -23,7 +23,7 @@ use tracing::{error, info};
 use crate::disk::Disk;
 use crate::flusher::{Flusher, Job};
 use crate::ledger::Ledger;
-use crate::memory::Lender;
+use crate::memory::{Lender, Revocation};
 use crate::promise::{MemberState, PromiseFile};
 use crate::start::Started;
 use crate::table::SlotTable;
@@ -50,6 +50,9 @@ pub enum OutputResult {
     Flush(Job),
     /// For the flusher, after everything that is queued there; done before the next output, or the process must end.
     FlushLast(Slot, SegmentIdentity, Closure),
+    /// There is no memory for it, in words for people. It stays due, and nothing may be told to the machine before it is done:
+    /// what follows would come first.
+    NoRoom(String),
     /// For the caller.
     Reply(RequestId, Reply),
     /// No more callers are served. Once the flusher has done what is queued, [`Daemon::finish`].
@@ -154,7 +157,12 @@ impl Daemon {
         let Some(output) = self.todo.pop_front() else { return Ok(None) };
         match output {
             Output::Persist(promise) => self.persist(promise)?,
-            Output::RevokeBelow(epoch) => self.revoke_below(lender, epoch)?,
+            Output::RevokeBelow(epoch) => {
+                if let Revocation::NoRoom(why) = self.revoke_below(lender, epoch)? {
+                    self.todo.push_front(Output::RevokeBelow(epoch));
+                    return Ok(Some(OutputResult::NoRoom(why)));
+                }
+            }
             Output::SaveSlot(slot, row) => self.save_slot(slot, row)?,
             Output::Lend(id, slot, epoch) => {
                 let lent = self.lend(lender, slot, epoch);
@@ -251,10 +259,10 @@ impl Daemon {
         Ok(self.promise_file.write(&self.member_state)?)
     }
 
-    fn revoke_below(&mut self, lender: &mut dyn Lender, epoch: Epoch) -> anyhow::Result<()> {
-        lender.revoke_below(epoch).context("revoke the writers of older epochs")?;
-        self.tallies.fences += u64::from(epoch != Epoch(u64::MAX));
-        Ok(())
+    fn revoke_below(&mut self, lender: &mut dyn Lender, epoch: Epoch) -> anyhow::Result<Revocation> {
+        let revocation = lender.revoke_below(epoch).context("revoke the writers of older epochs")?;
+        self.tallies.fences += u64::from(revocation == Revocation::Done && epoch != Epoch(u64::MAX));
+        Ok(revocation)
     }
 
     fn save_slot(&mut self, slot: Slot, row: Option<SlotRow>) -> anyhow::Result<()> {

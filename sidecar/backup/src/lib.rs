@@ -31,7 +31,7 @@ pub use files::{File, Folder, OsFolder, is_full};
 pub use flushed::Flushed;
 pub use flusher::{Flusher, Job};
 pub use ledger::Ledger;
-pub use memory::{Buffers, Lender, Mapped, Memory};
+pub use memory::{Buffers, Lender, Mapped, Memory, Revocation};
 pub use promise::{MemberState, PromiseError, PromiseFile};
 pub use quarantine::{QuarantineFile, QuarantineName};
 pub use start::{BackupConfig, Started, start};

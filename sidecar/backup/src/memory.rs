@@ -20,6 +20,16 @@ pub trait Buffers {
     fn read(&self, slot: Slot, offset: u32, out: &mut [u8]) -> io::Result<()>;
 }
 
+/// What came of a revocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Revocation {
+    /// It is done.
+    Done,
+    /// There is no memory for what it takes, in words for people. Nobody may be told anything that depends on it; the same call
+    /// is to be made again.
+    NoRoom(String),
+}
+
 /// Who may write which slot.
 pub trait Lender: Buffers {
     /// Zeroes the slot and lets the writer of `epoch` write it. An error is why there is no memory for it just now.
@@ -28,9 +38,9 @@ pub trait Lender: Buffers {
     /// Ends one lending whose writer has said that it is finished: it writes nothing more.
     fn end_lending(&mut self, slot: Slot);
 
-    /// Revokes every writer of an epoch below this one, for good: when it returns, none of their writes arrives. On
+    /// Revokes every writer of an epoch below this one, for good: when it returns `Done`, none of their writes arrives. On
     /// an error the process must end.
-    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()>;
+    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation>;
 
     /// Ends the slot's lending, if any, and gives its bytes up. On an error the process must end.
     fn release(&mut self, slot: Slot) -> anyhow::Result<()>;

@@ -196,6 +196,8 @@ fn begin(
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
+    // Before an identity is drawn: a start that finds no room is tried again, and only so many former ones are kept.
+    memory.open()?;
     let mut is_new = true;
     let (promise_file, member_state) = match promised {
         Some((mut file, member_state)) => {
@@ -230,7 +232,6 @@ fn begin(
             (PromiseFile::create(disk.folder(), &member_state)?, member_state)
         }
     };
-    memory.open()?;
     let (mut evidence, listing) = Evidence::gather(&disk, &member_state.promise)?;
     if is_new {
         evidence.forget(&disk)?;

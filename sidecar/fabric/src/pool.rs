@@ -194,6 +194,11 @@ impl Pool {
         }
     }
 
+    /// True if the file system has room for a slot and the copy of another, as a fence takes it.
+    pub fn has_room(&self) -> bool {
+        self.check_free(SPARE_SLOTS * self.file_size(self.slot_size)).is_ok()
+    }
+
     /// True when `slot` has memory. A file that has lost its bytes is none.
     pub fn has(&self, slot: SlotId) -> bool {
         in_use(&self.shared(slot)).is_some()

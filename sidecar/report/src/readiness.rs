@@ -146,6 +146,8 @@ pub enum UnreadyReason {
     MemlockTooLow,
     /// Its fabric has failed: the device or its port.
     FabricFailed,
+    /// The file system of its pool is full.
+    NoRoom,
     /// Its own threads do not answer.
     Unresponsive,
     /// Another version's word.
@@ -154,10 +156,11 @@ pub enum UnreadyReason {
 
 impl UnreadyReason {
     /// All that are written.
-    pub const ALL: [UnreadyReason; 4] = [
+    pub const ALL: [UnreadyReason; 5] = [
         UnreadyReason::DeviceMissing,
         UnreadyReason::MemlockTooLow,
         UnreadyReason::FabricFailed,
+        UnreadyReason::NoRoom,
         UnreadyReason::Unresponsive,
     ];
 
@@ -167,6 +170,7 @@ impl UnreadyReason {
             UnreadyReason::DeviceMissing => "device-missing",
             UnreadyReason::MemlockTooLow => "memlock-too-low",
             UnreadyReason::FabricFailed => "fabric-failed",
+            UnreadyReason::NoRoom => "no-room",
             UnreadyReason::Unresponsive => "unresponsive",
             UnreadyReason::Other => "other",
         }

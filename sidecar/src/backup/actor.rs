@@ -3,7 +3,7 @@
 //! Asked by [`routes`](super::routes) through a [`Handle`]; gives the [`flusher`](super::flusher) its jobs and callers their
 //! answers. An output that cannot be carried out ends the process here, before anything is answered.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -86,6 +86,9 @@ pub(super) struct ActorStatus {
     /// Why the fabric can lend nothing any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) problem: Option<String>,
+    /// Why it lends nothing until there is room in its pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) no_room: Option<String>,
 }
 
 enum ActorMessage {
@@ -234,7 +237,8 @@ pub(super) struct Actor {
 /// Starts the actor's thread, which first carries out what the start asks for. It ends when everything is finished.
 pub(super) fn start(actor: Actor, inbox: Inbox) -> anyhow::Result<oneshot::Receiver<()>> {
     let work = move || {
-        let running = Running { actor, requests: HashMap::new(), next: 0, finished: None };
+        let (requests, postponed) = (HashMap::new(), VecDeque::new());
+        let running = Running { actor, requests, next: 0, finished: None, blocked: None, postponed };
         if let Err(error) = running.work(&inbox) {
             error!(error = format!("{error:#}"), "fatal error: exiting before anything incorrect is sent");
             std::process::abort();
@@ -254,6 +258,10 @@ fn with_cause(refusal: Refusal, trouble: &str) -> Refusal {
     }
 }
 
+fn until_there_is_room(why: &str) -> Refusal {
+    Refusal::RetryLater { after_ms: TICK.as_millis() as u32, why: why.to_owned() }
+}
+
 /// What a caller is told that uses another fabric, from its own point of view.
 pub(super) fn other_fabric(ours: FabricKind, theirs: FabricKind) -> String {
     format!("this backup runs --fabric {ours}, the caller --fabric {theirs}: give both the same")
@@ -265,6 +273,10 @@ struct Running {
     next: u64,
     /// Set by [`OutputResult::Finish`].
     finished: Option<bool>,
+    /// Set by [`OutputResult::NoRoom`]: the output is still due.
+    blocked: Option<String>,
+    /// What has happened meanwhile. Bounded by the flusher's jobs, and a tick.
+    postponed: VecDeque<Input>,
 }
 
 struct Waiting {
@@ -291,7 +303,11 @@ impl Running {
                 tick = Instant::now() + TICK;
                 anyhow::ensure!(self.actor.flusher.lives(), "the flusher thread has panicked");
                 self.actor.lent.dismiss_silent_readers();
-                self.step(Input::Tick)?;
+                self.actor.lent.look_for_room();
+                self.try_again()?;
+                if self.blocked.is_none() {
+                    self.step(Input::Tick)?;
+                }
             }
             match inbox.messages.recv_timeout(tick.saturating_duration_since(Instant::now())) {
                 Ok(message) => self.on_message(message)?,
@@ -309,6 +325,11 @@ impl Running {
                 {
                     // The caller may be gone.
                     let _ = reply.send(Err(filled_by_others(request.identity.segment)));
+                    return Ok(());
+                }
+                if let Some(why) = &self.blocked {
+                    // The caller may be gone.
+                    let _ = reply.send(Err(until_there_is_room(why)));
                     return Ok(());
                 }
                 let id = RequestId(self.next);
@@ -344,6 +365,7 @@ impl Running {
                 Ok(())
             }
             ActorMessage::GiveUp(filling, reply) => {
+                // A revocation, done or due, has ended them all.
                 if !filling.is_over() {
                     self.step(Input::GivenUp(filling.slot()))?;
                 }
@@ -362,6 +384,7 @@ impl Running {
                     tallies: daemon.tallies,
                     damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
+                    no_room: self.actor.lent.no_room().map(str::to_owned),
                 };
                 // The caller may be gone.
                 let _ = reply.send(status);
@@ -371,14 +394,45 @@ impl Running {
     }
 
     fn step(&mut self, input: Input) -> anyhow::Result<()> {
+        if self.blocked.is_some() {
+            self.postponed.push_back(input);
+            return Ok(());
+        }
         self.actor.daemon.tell(input);
         self.carry_out()
+    }
+
+    /// There may be room for what is due.
+    fn try_again(&mut self) -> anyhow::Result<()> {
+        if self.blocked.take().is_none() {
+            return Ok(());
+        }
+        self.carry_out()?;
+        while self.blocked.is_none()
+            && let Some(input) = self.postponed.pop_front()
+        {
+            self.step(input)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing may be told to the machine until what is due is done. Whoever waits is told why, and asks again.
+    fn block(&mut self, why: String) {
+        for (_, waiting) in self.requests.drain() {
+            // The caller may be gone.
+            let _ = waiting.reply.send(Err(until_there_is_room(&why)));
+        }
+        self.blocked = Some(why);
     }
 
     fn carry_out(&mut self) -> anyhow::Result<()> {
         while let Some(carried) = self.actor.daemon.carry_out(&mut self.actor.lent)? {
             match carried {
                 OutputResult::Out => {}
+                OutputResult::NoRoom(why) => {
+                    self.block(why);
+                    return Ok(());
+                }
                 OutputResult::Flush(job) => self.actor.flusher.queue(job)?,
                 OutputResult::FlushLast(slot, identity, closure) => {
                     self.actor.flusher.flush_last(slot, identity, closure)?

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::fs::OFlags;
 use tailwind_backup::table::{TABLE, TableError};
-use tailwind_backup::{Buffers, Lender, Mapped, Memory};
+use tailwind_backup::{Buffers, Lender, Mapped, Memory, Revocation, is_full};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
     Admission, ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, PoolError, ReadGrant, ReaderId, Receiver,
@@ -118,6 +118,25 @@ impl Memory for PoolMemory {
     }
 }
 
+/// What a start that has failed says of its pool, if there is no room in it: it may be tried again.
+pub(super) fn no_room(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| {
+        if let Some(FabricError::Pool(no_space @ PoolError::NoSpace { .. })) = cause.downcast_ref() {
+            return Some(no_space.to_string());
+        }
+        if let Some(no_space @ PoolError::NoSpace { .. }) = cause.downcast_ref() {
+            return Some(no_space.to_string());
+        }
+        match cause.downcast_ref() {
+            Some(TableError::Io { path, source, .. }) if is_full(source) => {
+                let dir = path.parent().unwrap_or(path).display();
+                Some(format!("no room in pool {dir}: its file system is full. Free or add space there"))
+            }
+            _ => None,
+        }
+    })
+}
+
 /// The slot table's file.
 #[derive(Debug)]
 struct TableFile(MappedFile);
@@ -172,6 +191,8 @@ pub(super) struct Lent {
     board: Option<(Epoch, Grant)>,
     /// There was no memory for a board when one was last asked for.
     boardless: bool,
+    /// What it said of the pool when it last had no memory to lend, or to revoke with.
+    no_room: Option<String>,
     /// Readers that have a channel.
     readers: BTreeMap<ReaderId, AdmittedReader>,
     /// Whether any of them looks at the board, for the primary: it writes one only then.
@@ -270,9 +291,35 @@ impl Lent {
             slots: (0..pool.slots()).map(|_| LentSlot::default()).collect(),
             board: None,
             boardless: false,
+            no_room: None,
             readers: BTreeMap::new(),
             followed: watch::Sender::new(false),
             buffers: PoolBuffers(pool),
+        }
+    }
+
+    /// Why nothing can be lent for want of memory.
+    pub(super) fn no_room(&self) -> Option<&str> {
+        self.no_room.as_deref()
+    }
+
+    /// Looks whether there is room again for a buffer.
+    pub(super) fn look_for_room(&mut self) {
+        if self.no_room.is_some() && self.buffers.0.has_room() {
+            self.note_room(None);
+        }
+    }
+
+    /// Says it once, and when it is over.
+    fn note_room(&mut self, no_room: Option<String>) {
+        match (&no_room, &self.no_room) {
+            (Some(why), None) => tracing::error!(%why, "this backup lends nothing"),
+            (None, Some(_)) => tracing::info!("there is room in the pool again"),
+            _ => {}
+        }
+        // The numbers in it change all the time.
+        if no_room.is_none() || self.no_room.is_none() {
+            self.no_room = no_room;
         }
     }
 
@@ -427,7 +474,16 @@ impl Buffers for Lent {
 impl Lender for Lent {
     fn lend(&mut self, epoch: Epoch, slot: Slot) -> Result<(), String> {
         self.slots[slot.0 as usize].end_filling();
-        let grant = self.receiver.lend(Writer(epoch.0), SlotId(slot.0)).map_err(|error| error.to_string())?;
+        let grant = match self.receiver.lend(Writer(epoch.0), SlotId(slot.0)) {
+            Ok(grant) => grant,
+            Err(error) => {
+                if let FabricError::Pool(no_space @ PoolError::NoSpace { .. }) = &error {
+                    self.note_room(Some(no_space.to_string()));
+                }
+                return Err(error.to_string());
+            }
+        };
+        self.note_room(None);
         self.slots[slot.0 as usize] = LentSlot { grant: Some(grant), ..LentSlot::default() };
         Ok(())
     }
@@ -437,15 +493,24 @@ impl Lender for Lent {
         self.receiver.end_lending(SlotId(slot.0));
     }
 
-    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
+    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation> {
         // Only the promised epoch has images filled, so they are all older.
         self.slots.iter_mut().for_each(LentSlot::end_filling);
-        self.receiver.revoke_below(Writer(epoch.0))?;
+        match self.receiver.revoke_below(Writer(epoch.0)) {
+            Ok(()) => {}
+            // No writer completes anything any more, but what they have written is not out of their reach yet.
+            Err(FabricError::Pool(no_space @ PoolError::NoSpace { .. })) => {
+                let why = no_space.to_string();
+                self.note_room(Some(why.clone()));
+                return Ok(Revocation::NoRoom(why));
+            }
+            Err(error) => return Err(error.into()),
+        }
         // What the board says is over with the epoch that wrote it.
         if self.board.take_if(|(of, _)| *of < epoch).is_some() {
             self.receiver.release(self.buffers.0.side_slot())?;
         }
-        Ok(())
+        Ok(Revocation::Done)
     }
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {

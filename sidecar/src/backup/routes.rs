@@ -350,8 +350,9 @@ async fn healthz(State(service): State<Service>) -> Response {
 /// It listens only once the start is done, so alive is ready, unless something keeps the fabric from lending.
 async fn readyz(State(service): State<Service>) -> Response {
     match timeout(PROBE_TIMEOUT, service.actor.status()).await {
-        Ok(Some(ActorStatus { problem, .. })) => {
+        Ok(Some(ActorStatus { problem, no_room, .. })) => {
             let failed = problem.map(|why| Unready { reason: UnreadyReason::FabricFailed, why });
+            let failed = failed.or(no_room.map(|why| Unready { reason: UnreadyReason::NoRoom, why }));
             match failed.as_ref().or(service.about.obstacle.as_ref()) {
                 None => "ok\n".into_response(),
                 Some(unready) => unavailable(unready),

@@ -199,6 +199,7 @@ pub fn example() -> anyhow::Result<Snapshot> {
         tallies: DaemonCounters::default(),
         damage: Vec::new(),
         problem: None,
+        no_room: None,
     };
     let quarantine = Quarantined::default();
     Ok(metrics(&about, &status, &Scrubbed::default(), &Pulled::default(), Some(&quarantine), Some(false)))

@@ -1199,6 +1199,113 @@ async fn a_backup_starts_again_on_a_full_disk() {
     assert_eq!(primary.inventory().await.copies[0].closure, closure);
 }
 
+/// A pool in a file system that can be filled; `None` where nobody may mount one.
+fn small_pool(daemon: &Daemon, test: &str) -> Option<SmallDisk> {
+    let disk = SmallDisk::mount(&daemon.pool(), "1m");
+    if disk.is_none() {
+        let _ = writeln!(std::io::stderr(), "cannot run: {test}: needs root");
+    }
+    disk
+}
+
+/// What anybody may ask for.
+fn probe(address: SocketAddr, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    String::from_utf8(talk(address, request.as_bytes())).unwrap()
+}
+
+/// Any user can fill /dev/shm, and a failover copies what was lent.
+#[tokio::test]
+async fn a_fence_waits_for_room_in_the_pool() {
+    let mut daemon = Daemon::new(&[]);
+    let Some(disk) = small_pool(&daemon, "a_fence_waits_for_room_in_the_pool") else { return };
+    daemon.start();
+    let first = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = first.fence().await;
+    let mut open = first.open(1, 1, Durability::Memory).await;
+    open.append(3);
+    let tail = open.writer.closure();
+    disk.fill();
+
+    let second = Primary::new(&daemon, FabricKind::Shm, 2);
+    let address: SocketAddr = daemon.control().parse().unwrap();
+    for _ in 0..3 {
+        let fenced: Result<Inventory, CallError> =
+            second.client.call(path::FENCE, &fence(second.caller()), TIMEOUT).await;
+        let Refusal::RetryLater { why, .. } = refusal(fenced) else { panic!("it must be asked again") };
+        assert!(why.contains("no room in pool") && why.contains(daemon.pool().to_str().unwrap()), "{why}");
+    }
+    assert!(open.post().is_err(), "the old epoch is over all the same");
+    assert!(probe(address, "/healthz").starts_with("HTTP/1.1 200"));
+    let unready = probe(address, "/readyz");
+    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("no room in pool"), "{unready}");
+    assert!(get(&daemon, "/status").contains("no room in pool"));
+    assert_eq!(daemon.log().matches("no room in pool").count(), 1, "{}", daemon.log());
+
+    disk.relieve();
+    until("it has room again", async || probe(address, "/readyz").starts_with("HTTP/1.1 200")).await;
+    let found = second.fence().await;
+    assert_eq!((found.boot, found.copies[0].state, found.copies[0].closure), (born.boot, CopyState::Open, tail));
+    second.lend(2, Durability::Memory).await.expect("the group goes on");
+    daemon.terminate(Signal::TERM);
+}
+
+#[tokio::test]
+async fn a_start_waits_for_room_in_the_pool() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut daemon = Daemon::new(&["--metrics-listen", &free.to_string()]);
+    let Some(disk) = small_pool(&daemon, "a_start_waits_for_room_in_the_pool") else { return };
+    daemon.start();
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    let mut open = primary.open(1, 1, Durability::Memory).await;
+    open.append(3);
+    let tail = open.writer.closure();
+    daemon.kill();
+    disk.fill();
+    daemon.spawn();
+    until("it to say that it waits", async || daemon.log().contains("no room in pool")).await;
+    assert!(probe(free, "/healthz").starts_with("HTTP/1.1 200"));
+    let unready = probe(free, "/readyz");
+    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("no room in pool"), "{unready}");
+    disk.relieve();
+    daemon.wait_until_ready();
+    assert_eq!(daemon.log().matches("no room in pool").count(), 1, "{}", daemon.log());
+    let found = Primary::new(&daemon, FabricKind::Shm, 2).fence().await;
+    assert_eq!((found.boot, found.copies[0].closure), (born.boot, tail));
+    assert!(probe(free, "/readyz").starts_with("HTTP/1.1 200"));
+
+    // It ends when it is told to, too.
+    daemon.kill();
+    disk.fill();
+    daemon.spawn();
+    until("it to say that it waits", async || daemon.log().matches("no room in pool").count() == 2).await;
+    daemon.terminate(Signal::TERM);
+}
+
+/// A new identity is drawn for memory that is lost; the ones before it are what a recovery from disk goes by.
+#[tokio::test]
+async fn waiting_for_room_draws_one_identity() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    primary.write_closed(1, 1).await;
+    daemon.kill();
+    daemon.lose_memory();
+    let Some(disk) = small_pool(&daemon, "waiting_for_room_draws_one_identity") else { return };
+    disk.fill();
+    for nth in 1..=3 {
+        daemon.spawn();
+        until("it to wait", async || daemon.log().matches("no room in pool").count() == nth).await;
+        daemon.kill();
+    }
+    disk.relieve();
+    daemon.start();
+    let found = Primary::new(&daemon, FabricKind::Shm, 2).fence().await;
+    assert_ne!(found.boot, born.boot);
+    assert_eq!(found.former, [born.boot]);
+}
+
 fn slot_files(daemon: &Daemon) -> Vec<std::path::PathBuf> {
     let files = fs::read_dir(daemon.pool()).unwrap().map(|entry| entry.unwrap().path());
     files.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("slot-")).collect()

@@ -81,9 +81,19 @@ impl Daemon {
 
     /// Starts it, and waits until it is ready.
     pub(crate) fn start(&mut self) {
+        self.spawn();
+        self.wait_until_ready();
+    }
+
+    /// Starts it.
+    pub(crate) fn spawn(&mut self) {
         assert!(self.child.is_none(), "stop it first");
         let _ = fs::remove_file(self.port_file());
         self.child = Some(self.command(&self.pool(), &self.flush_dir()).spawn().unwrap());
+    }
+
+    /// Waits until it is ready.
+    pub(crate) fn wait_until_ready(&mut self) {
         let deadline = Instant::now() + DEADLINE;
         while !self.port_file().exists() {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();

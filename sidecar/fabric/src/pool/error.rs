@@ -50,8 +50,8 @@ pub enum PoolError {
     },
     /// No memory for a slot. The only error that may pass by itself: the same call may succeed once slots have been released.
     #[error(
-        "pool {dir} needs {needed} bytes more and its file system has {free} free: enlarge it or have fewer slots; \
-         lending may be tried again when slots have been released"
+        "no room in pool {dir}: it needs {needed} bytes more, and its file system has {free} free. Free or add space there, or \
+         have fewer slots; it is tried again until then"
     )]
     NoSpace {
         /// The pool's folder.

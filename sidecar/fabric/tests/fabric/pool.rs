@@ -279,7 +279,7 @@ fn a_file_system_that_is_too_small_is_refused() {
     let dir = folder();
     let (error, message) = refusal(dir.path(), 1 << 20, 1 << 31);
     assert!(matches!(error, PoolError::NoSpace { .. }));
-    assert!(message.contains("bytes more and its file system has"), "{message}");
+    assert!(message.contains("bytes more, and its file system has"), "{message}");
 }
 
 #[test]

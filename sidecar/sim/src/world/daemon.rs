@@ -63,6 +63,7 @@ impl World {
                     self.die(no, &error.to_string());
                 }
             }
+            OutputResult::NoRoom(why) => unreachable!("memory is there: {why}"),
             OutputResult::Reply(id, reply) => self.reply(no, id, reply),
             OutputResult::Finish { complete } => {
                 trace!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);

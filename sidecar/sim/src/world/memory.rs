@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use tailwind_backup::{Buffers, Lender, Mapped, Memory, SlotTable, TableError};
+use tailwind_backup::{Buffers, Lender, Mapped, Memory, Revocation, SlotTable, TableError};
 use tailwind_protocol::backup::{Slot, SlotRow};
 use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::planted::{self, Bug};
@@ -179,7 +179,7 @@ impl Lender for Lent<'_> {
         self.end(slot);
     }
 
-    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
+    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation> {
         self.world.stop_channels(self.no, epoch);
         self.world.hosts[self.no.0].pulls.stop_filling();
         if !planted::has(Bug::QueuePairReused) {
@@ -190,7 +190,7 @@ impl Lender for Lent<'_> {
                 self.release(BOARD)?;
             }
         }
-        Ok(())
+        Ok(Revocation::Done)
     }
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
