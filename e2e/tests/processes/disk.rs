@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
-use tailwind_client::Lsn;
+use tailwind_client::blocking::Client;
+use tailwind_client::{FollowEvent, Lsn};
 use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
@@ -249,6 +250,10 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     group.kill_sidecar(first).unwrap();
     let client = RefCell::new(primary(&group).unwrap());
     assert!(compare(&mut client.borrow_mut(), &input, 1, acked, |_| {}).unwrap().lost == 0);
+    // Nothing can be written, so no barrier passes; its app reads to the end, and gets its turn, all the same.
+    let last = client.borrow_mut().read(Lsn(1), 0).unwrap().map(|record| record.unwrap().0).last();
+    let last = last.filter(|last| last.0 >= acked).unwrap();
+    assert!(is_its_turn(&mut client.borrow_mut(), last.next()));
     let trim = || client.borrow_mut().trim(Lsn(app.acked().max(1))).unwrap();
     group.wait("the log to go on while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
     let end = app.finish().unwrap().acked;
@@ -256,6 +261,18 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     let result = read_back(&group, &input, kept, end).unwrap();
     assert!(result.is_clean() && result.read == end + 1 - kept, "{result:?}");
     group.check_logs(&[&OUTAGE[..], &["a member lends no buffer"]].concat()).unwrap();
+}
+
+/// Follows from there until its turn comes.
+fn is_its_turn(client: &mut Client, from: Lsn) -> bool {
+    let mut follow = client.follow(from).unwrap();
+    loop {
+        match follow.next_event().unwrap() {
+            Some(FollowEvent::Turn { .. }) => return true,
+            Some(_) => {}
+            None => return false,
+        }
+    }
 }
 
 /// The memory of each member, as the config store names it.

@@ -2,9 +2,8 @@
 //!
 //! Called by [`reader`](super::reader) for as long as this sidecar leads.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -94,16 +93,23 @@ fn end_of_log(at_end: AtEnd, next: Lsn, acked: Lsn, epoch: Epoch) -> Option<End>
 /// A process that was stopped may have been deposed meanwhile: others have acknowledged more, and to say that the log ends here
 /// would tell a client that records are lost which are not.
 async fn prove(reader: &Reader<'_>, term: Term) -> Result<Lsn, End> {
-    match position::ask(Arc::clone(reader.context)).await {
-        Ok(position) if position.epoch == term.epoch => Ok(position.last),
-        // Somebody else leads. This sidecar will know in a moment.
-        Ok(_) => {
-            tokio::time::sleep(AGAIN).await;
-            Err(End::RoleLost)
-        }
-        Err(why) => {
-            check_term(reader, term)?;
-            Err(End::Refused(ErrorCode::Unavailable, format!("where the log ends cannot be proved: {why}")))
+    let deadline = Instant::now() + position::PATIENCE;
+    loop {
+        match position::own(reader.context).await {
+            Ok(position) if position.epoch == term.epoch => return Ok(position.last),
+            Ok(_) => return Err(End::RoleLost),
+            Err(why) => {
+                check_term(reader, term)?;
+                // A new primary of a full group has no buffer to write to, and its app must be able to trim.
+                if position::no_member_has_promised_more(reader.context, term).await {
+                    return Ok(term.last.max(Lsn(reader.context.shared.acked.load(Ordering::Acquire))));
+                }
+                if Instant::now() >= deadline {
+                    let message = format!("where the log ends cannot be proved: {why}");
+                    return Err(End::Refused(ErrorCode::Unavailable, message));
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
         }
     }
 }

@@ -6,13 +6,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tailwind_protocol::config::PrimaryRef;
-use tailwind_protocol::rpc::{PositionReply, PositionRequest, Refusal, path};
+use tailwind_protocol::layout::SEGMENT_MAX;
+use tailwind_protocol::rpc::{Inventory, InventoryRequest, PositionReply, PositionRequest, Refusal, path};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Context;
 use super::desired::READS_DISABLED;
+use super::log::Term;
 use crate::path::Command;
 use crate::rpc::BackupClient;
 use crate::tls::PeerRole;
@@ -20,7 +23,7 @@ use crate::tls::PeerRole;
 /// How long one primary may take: a barrier passes within a millisecond, or not at all.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a client waits at most: a failover fits in.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before the primary, or its successor, is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -134,8 +137,8 @@ async fn ask_once(context: &Context) -> Result<PositionReply, String> {
     Ok(reply)
 }
 
-/// A position of this primary's log.
-async fn own(context: &Context) -> Result<PositionReply, String> {
+/// A position of this primary's log, that is taken after this call has begun.
+pub(super) async fn own(context: &Context) -> Result<PositionReply, String> {
     let (reply, answer) = oneshot::channel();
     context.path.send(Command::TakePosition(reply));
     match timeout(ANSWER_TIMEOUT, answer).await {
@@ -143,6 +146,27 @@ async fn own(context: &Context) -> Result<PositionReply, String> {
         Ok(Err(_)) => Err("the append path has ended".to_owned()),
         Err(_) => Err(format!("no barrier has passed within {ANSWER_TIMEOUT:?}")),
     }
+}
+
+/// Whether every member of the set, asked now, still keeps its promise to this term: then nobody has been able to take over. As
+/// good as a barrier, and slower; for a primary that cannot write yet.
+pub(super) async fn no_member_has_promised_more(context: &Context, term: Term) -> bool {
+    let config = context.configuration.borrow().clone();
+    let Some(config) = config.filter(|config| config.log == term.log && config.epoch == term.epoch) else {
+        return false;
+    };
+    // The first page after the last segment that there can be has no copies.
+    let request = InventoryRequest { after: Some(SEGMENT_MAX) };
+    let answers = config.members.iter().map(|member| {
+        let client = context.backup(&member.id, Some(&member.control));
+        async move {
+            let answer = client.call::<_, Inventory>(path::INVENTORY, &request, ANSWER_TIMEOUT).await;
+            answer.is_ok_and(|found| {
+                found.boot == member.boot && found.log == Some(term.log) && found.promised == term.epoch
+            })
+        }
+    });
+    join_all(answers).await.into_iter().all(|keeps| keeps)
 }
 
 /// Answers another sidecar.
