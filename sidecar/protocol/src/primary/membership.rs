@@ -271,14 +271,6 @@ impl Primary {
                 let member = MemberRef { boot: inventory.boot, ..member };
                 self.on_recruited(member, &inventory, out);
             }
-            // A spare has no part in any ack, so what it has promised deposes nobody: it is left alone for a while. A primary that
-            // is deposed hears so from its members and from the store.
-            Err(Failure::Superseded(epoch)) if !self.config.members.iter().any(|known| known.is_same(&member)) => {
-                if epoch > self.config.epoch {
-                    self.refusals.note(member, self.rules.recruit_interval_ms, now);
-                }
-                self.fence_next(now, others, out);
-            }
             Err(Failure::Superseded(epoch)) => self.on_superseded(epoch, out),
             Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_)) => self.fence_next(now, others, out),
         }

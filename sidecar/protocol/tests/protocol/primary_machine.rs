@@ -11,7 +11,7 @@ use tailwind_protocol::primary::{
     INFLIGHT_MAX, Input, LINES_MAX, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat,
 };
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
 fn rules(backups: u8) -> Rules {
     Rules {
@@ -693,24 +693,6 @@ fn returned_member_with_its_memory_ends_the_wait() {
     assert!(out.iter().any(|output| matches!(output, Output::StepDown(_))), "{out:?}");
     let asked = |output: &Output| matches!(output, Output::Fence(found) if *found == member(3));
     assert!(!out.iter().any(asked), "it is not fenced: a promotion may need all that it holds");
-}
-
-/// It may have promised that epoch to a candidate that lost, or lie.
-#[test]
-fn a_spare_that_has_promised_a_later_epoch_deposes_nobody() {
-    let mut fixture = Fixture::start(2, 3);
-    let recruit = |fixture: &mut Fixture, answer: Result<Inventory, Failure>| {
-        fixture.step(Input::Tick);
-        fixture.step(Input::Surveyed(vec![member(7)]));
-        fixture.step(Input::Fenced(member(7), answer));
-    };
-    for _ in 0..20 {
-        recruit(&mut fixture, Err(Failure::Superseded(Epoch(99))));
-    }
-    assert!(!fixture.over);
-    // A member is another matter.
-    fixture.step(Input::Superseded(Epoch(99)));
-    assert!(fixture.over);
 }
 
 /// The swap may have been applied, or may still be: a primary that takes this for a refusal acknowledges without members that
