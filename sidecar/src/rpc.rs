@@ -317,8 +317,7 @@ impl BackupClient {
 
     /// Returns once the other side has answered at all.
     pub async fn answers(&self, patience: Duration) -> Result<(), CallError> {
-        let silent = |_| self.unreachable(&format!("silent for {patience:?}"));
-        timeout(patience, self.heartbeats()).await.map_err(silent)?.map(|_| ())
+        self.begins(self.heartbeats(), patience).await
     }
 
     /// Asks for heartbeats.
@@ -337,8 +336,16 @@ impl BackupClient {
 
     /// Returns once the other side has answered that it leads this term.
     pub async fn leads(&self, term: &TermRequest, patience: Duration) -> Result<(), CallError> {
+        self.begins(self.heartbeats_of(term), patience).await
+    }
+
+    async fn begins(
+        &self,
+        heartbeats: impl Future<Output = Result<Heartbeats, CallError>>,
+        patience: Duration,
+    ) -> Result<(), CallError> {
         let silent = |_| self.unreachable(&format!("silent for {patience:?}"));
-        timeout(patience, self.heartbeats_of(term)).await.map_err(silent)?.map(|_| ())
+        timeout(patience, heartbeats).await.map_err(silent)?.map(|_| ())
     }
 
     async fn post<Req>(&self, path: &str, request: &Req, limit: usize, time: Duration) -> Result<Bytes, CallError>

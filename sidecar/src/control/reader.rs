@@ -140,7 +140,8 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     }
 }
 
-/// The record before which a read ends: beyond any log if it has no limit. Where it begins with the first there is, that must be known before.
+/// The record before which a read ends: beyond any log if it has no limit. Where it begins with the first there is, that must be
+/// known before.
 fn end_of(from: Lsn, limit: u64) -> Lsn {
     Lsn(if limit == 0 || from == Lsn(0) { u64::MAX } else { from.0.saturating_add(limit) })
 }
