@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use tailwind_ring::{
@@ -238,7 +239,11 @@ fn scribbling_threads_do_no_harm() {
         }
         let (mut taken, mut refused) = (0, 0);
         let mut room = vec![0; 4096];
-        for _ in 0..200_000 {
+        // However late the scribblers are: until both has happened.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut turns = 0;
+        while turns < 200_000 || (taken == 0 || refused == 0) && Instant::now() < deadline {
+            turns += 1;
             client.requests.write(&[7; 100]).unwrap_or_default();
             client.requests.publish();
             match sidecar.requests.read(&mut room) {
