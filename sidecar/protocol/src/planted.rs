@@ -105,6 +105,10 @@ bugs! {
     BeatsInEveryRole = "beats-in-every-role",
     /// Recovery: what one member says was trimmed is trimmed, whatever the others hold. Breaks S1 beside a member that lies.
     OneTrimIsEnough = "one-trim-is-enough",
+    /// Promotion: what a member once said of a later epoch holds, even if it says otherwise now. Breaks liveness.
+    WordIsLatched = "word-is-latched",
+    /// Primary: a spare that says it has promised a later epoch deposes it. Breaks S17.
+    SpareIsBelieved = "spare-is-believed",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

@@ -7,9 +7,10 @@
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
 //! they are), [`membership`] (losing and gaining members), [`joining`] (pauses in which a newcomer catches up), [`syncing`]
 //! (on disk at every member), [`repair`] (corrupt closed copies), [`sources`] (where images come from), [`lanes`] (what waits for what), [`board`] (what readers
-//! are told). See "The primary" in `docs/protocol.md`.
+//! are told), [`hearsay`] (what backups say of later epochs). See "The primary" in `docs/protocol.md`.
 
 mod board;
+mod hearsay;
 mod joining;
 mod lanes;
 mod membership;
@@ -36,6 +37,7 @@ pub use repair::REPAIRS_MAX;
 pub use seats::{Membership, Post, Seat};
 
 use board::Board;
+use hearsay::Hearsay;
 use joining::Joining;
 use lanes::Lanes;
 use membership::Search;
@@ -112,8 +114,12 @@ pub enum Input {
     Surveyed(Vec<MemberRef>),
     /// Answer to [`Output::Fence`].
     Fenced(MemberRef, Result<Inventory, Failure>),
-    /// A newer epoch exists, as reported by a backup or the config store.
+    /// The config store has a later epoch.
     Superseded(Epoch),
+    /// A member refuses what it was asked, because it has promised this later epoch.
+    Refused(Seat, Epoch),
+    /// Answer to [`Output::ReadConfig`]; the error is for people.
+    Read(Result<Option<Configuration>, String>),
     /// The number of copies or its lower bound has changed. Members beyond the number stay until they are lost: to have
     /// fewer, remove the backup that should go.
     Wanted {
@@ -196,6 +202,8 @@ pub enum Output {
     Survey,
     /// Fence this backup under our epoch, to take it in as a spare.
     Fence(MemberRef),
+    /// Read the config store: a backup says that it has promised a later epoch.
+    ReadConfig,
     /// This is no longer the primary. Always the last output.
     StepDown(StepDown),
 }
@@ -244,6 +252,7 @@ pub struct Primary {
     /// Members lost in this epoch, the latest last. As spares they are tried after all others.
     lost: Vec<MemberId>,
     refusals: Refusals,
+    hearsay: Hearsay,
     joining: Joining,
     syncing: Syncing,
     lanes: Lanes,
@@ -285,6 +294,7 @@ impl Primary {
             recruit_after: now,
             lost: Vec::new(),
             refusals: Refusals::default(),
+            hearsay: Hearsay::default(),
             joining: Joining::default(),
             syncing: Syncing::new(start, reference.synced),
             lanes: Lanes::default(),
@@ -334,6 +344,8 @@ impl Primary {
             Input::Surveyed(found) => self.on_surveyed(now, found, out),
             Input::Fenced(member, result) => self.on_fenced(now, member, result, out),
             Input::Superseded(epoch) => self.on_superseded(epoch, out),
+            Input::Refused(seat, epoch) => self.on_refused(seat, epoch, out),
+            Input::Read(found) => self.on_read(now, &found, out),
             Input::Wanted { backups, min_in_sync } => self.on_wanted(backups, min_in_sync),
             Input::Retire => self.step_down(StepDown::Retired, out),
             Input::Trim(below) => self.on_trim(below, out),
@@ -532,6 +544,7 @@ impl Primary {
         self.wait_for_lost_members(now, out);
         self.retry_repairs(now, out);
         self.swap_again(now, out);
+        self.read_again(now, out);
         self.recruit(now, out);
         self.pause_for_newcomer(now);
     }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::backup::Request;
+use crate::backup::{EPOCH_JUMP_MAX, Request};
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use crate::ids::{Claim, Epoch, GroupName, LogId, Lsn, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
@@ -230,15 +230,17 @@ pub enum Waiting {
         /// Who has not answered, and why.
         missing: String,
     },
-    /// A member has promised an epoch that is not in the config store, or is there with another claim.
+    /// A member says that it has promised an epoch that is not in the config store, or is there with another claim.
     #[error(
-        "the config store is older than the log: it is at epoch {epoch}, and members have promised epoch {promised}; \
-         bring the newer content back, or decide as docs/config-store.md says"
+        "the config store is older than the log: it is at epoch {epoch}, and member {member} has promised epoch {promised} to a \
+         claim that the store does not know; bring the newer content back, or decide as docs/config-store.md says"
     )]
     StoreIsOlder {
         /// The store's epoch.
         epoch: Epoch,
-        /// The members'.
+        /// Who says so.
+        member: MemberId,
+        /// The epoch that it has promised.
         promised: Epoch,
     },
 }
@@ -276,8 +278,18 @@ struct Fencing {
     damage: Option<Damage>,
     /// A survey of all backups for missing segments is under way.
     surveying: bool,
+    /// The config store is being read, because of a member's word.
+    comparing: bool,
     /// The survey's result: other backups may have segments of which no member has a sound copy.
     others: Vec<Inventory>,
+}
+
+/// A member's word that it has promised an epoch to another claimant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Word {
+    promised: Epoch,
+    /// When it was last given. A member that stands by its word repeats it.
+    heard: Time,
 }
 
 /// Why a member does not take part.
@@ -285,6 +297,8 @@ struct Fencing {
 enum Absence {
     /// It does not answer, or could not be fenced so far.
     Silent(String),
+    /// It refuses, because it has promised this epoch to another claimant.
+    Promised(Epoch),
     /// It answers with other memory: what it held as a member is gone, but for what may be on its disk. If that is the disk
     /// of the member, up to where it was synced.
     Reborn(Option<Lsn>),
@@ -294,6 +308,7 @@ impl std::fmt::Display for Absence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Absence::Silent(why) => f.write_str(why),
+            Absence::Promised(epoch) => write!(f, "it has promised epoch {epoch} to another sidecar"),
             Absence::Reborn(None) => f.write_str("its memory is new"),
             Absence::Reborn(Some(Lsn(0))) => {
                 f.write_str("its memory is new, and nothing was synced to its disk; see docs/operations.md")
@@ -308,9 +323,8 @@ impl std::fmt::Display for Absence {
 impl Fencing {
     /// True when every member has reported what it holds, or has lost its memory.
     fn nobody_is_missing(&self) -> bool {
-        let reported = |member: &MemberRef| {
-            self.answers.get(&member.id).is_some_and(|answer| !matches!(answer, Err(Absence::Silent(_))))
-        };
+        let reported =
+            |member: &MemberRef| matches!(self.answers.get(&member.id), Some(Ok(_) | Err(Absence::Reborn(_))));
         self.config.members.iter().all(reported)
     }
 
@@ -408,10 +422,12 @@ pub struct Promotion {
     state: State,
     /// When a swap of unknown outcome is sent again.
     swap_again: Option<Time>,
-    /// What this candidate last claimed; a later epoch of another claimant means that the race is lost.
-    claimed: Option<(Epoch, Claim)>,
-    /// The latest epoch that a member has promised to another claimant. It must appear in the config store.
-    promised: Option<Epoch>,
+    /// The epoch that this candidate last claimed; a later one of another claimant means that the race is lost.
+    claimed: Option<Epoch>,
+    /// What members have said last, of those that refused this candidate because of an epoch that the store does not have.
+    words: BTreeMap<MemberId, Word>,
+    /// Epochs up to here are skipped: members have promised them, and a person has accepted a store without them.
+    skipped: Epoch,
     /// There was no configuration yet: this candidate races for a new group. Once another sidecar has created one, the race is
     /// lost, and a standby judges whether its primary is alive.
     founding: bool,
@@ -426,8 +442,9 @@ impl Promotion {
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
-        let (swap_again, claimed, promised, founding) = (None, None, None, false);
-        Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, promised, founding, unfit }
+        let (swap_again, claimed, founding) = (None, None, false);
+        let (words, skipped) = (BTreeMap::new(), Epoch(0));
+        Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, words, skipped, founding, unfit }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to requests of an earlier attempt are ignored.
@@ -443,61 +460,88 @@ impl Promotion {
     }
 
     fn on_read(&mut self, now: Time, result: Result<Option<Configuration>, String>, out: &mut Vec<Output>) {
+        if let State::Fencing(fencing) = &mut self.state {
+            fencing.comparing = false;
+            let config = fencing.config.clone();
+            return self.compare(now, &config, result, out);
+        }
         if !matches!(self.state, State::Reading) {
             return;
         }
         match result {
             Err(why) => self.wait(now, Waiting::ConfigStore(why), out),
-            Ok(Some(found)) if self.is_older_than_the_log(&found, now, out) => {}
             Ok(None) => {
                 self.founding = true;
                 self.state = State::Surveying(Survey { since: now, retry_at: None });
                 out.push(Output::Survey);
             }
             Ok(Some(found)) => {
-                let beaten = self.claimed.is_some_and(|(claimed, _)| found.epoch > claimed);
+                let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed);
                 if (beaten || self.founding) && found.primary != self.me {
                     return self.lose(found.epoch, out);
                 }
                 let claim = self.draw_claim();
                 let mut proposed = found.claimed_by(self.me.clone(), claim);
-                // A person has accepted this store: skip every promised epoch, and thereby every claim.
-                if let Some(promised) = self.promised.filter(|promised| *promised >= proposed.epoch) {
-                    (proposed.epoch, proposed.earlier) = (promised.next().next(), Vec::new());
+                // Skips every promised epoch, and thereby every claim.
+                if self.skipped >= proposed.epoch {
+                    (proposed.epoch, proposed.earlier) = (self.skipped.next().next(), Vec::new());
                 }
                 self.swap(Some(&found), proposed, out);
             }
         }
     }
 
-    /// Every epoch that a member promises was in the config store before. A store without it has gone back, and its set may be
-    /// an old one; but a read may also be stale for a moment only.
-    fn is_older_than_the_log(&mut self, found: &Configuration, now: Time, out: &mut Vec<Output>) -> bool {
-        let Some(promised) = self.promised else { return false };
-        let mine = self.claimed == Some((found.epoch, found.claim));
-        if found.epoch > promised || found.epoch == promised && !mine {
-            self.promised = None;
-            if mine {
-                return false;
+    /// A member of the set that is being fenced has given its word. Every epoch that a member promises was in the config store
+    /// before: either the store has it now, and another sidecar leads or will, or the store has gone back, and its set may be an
+    /// old one, or the word is false. As long as it stands, the promotion waits.
+    fn compare(
+        &mut self,
+        now: Time,
+        mine: &Configuration,
+        result: Result<Option<Configuration>, String>,
+        out: &mut Vec<Output>,
+    ) {
+        let word = self.standing_word(now);
+        match (result, word) {
+            (Err(why), _) => out.push(Output::Waiting(Waiting::ConfigStore(why))),
+            (Ok(Some(found)), _) if found.epoch > mine.epoch => self.lose(found.epoch, out),
+            (Ok(Some(found)), _) if found.epoch == mine.epoch && found.claim != mine.claim => {
+                self.lose(found.epoch, out)
             }
-            self.lose(found.epoch, out);
-        } else if self.accepted_loss(found.log).is_some() {
-            return false;
-        } else {
-            self.wait(now, Waiting::StoreIsOlder { epoch: found.epoch, promised }, out);
+            (Ok(Some(found)), Some((member, promised))) if found.epoch == mine.epoch => {
+                out.push(Output::Waiting(Waiting::StoreIsOlder { epoch: found.epoch, member, promised }));
+            }
+            (Ok(Some(found)), _) if found.epoch == mine.epoch => {}
+            (Ok(_), _) => self.pause(now),
         }
-        true
     }
 
-    fn accepted_loss(&self, log: LogId) -> Option<Lsn> {
-        self.rules.accept_loss.filter(|accepted| accepted.log == log).map(|accepted| accepted.last)
+    /// Notes a member's word. False if no backup can have reason to give it.
+    fn note_word(&mut self, now: Time, mine: Epoch, member: &MemberId, failure: &Failure) -> bool {
+        let (promised, possible) = match failure {
+            Failure::Superseded(promised) => (*promised, *promised > mine && promised.0 - mine.0 <= EPOCH_JUMP_MAX),
+            Failure::ClaimedBefore(promised) => (*promised, *promised <= mine),
+            Failure::Unreachable(_) => return false,
+        };
+        if possible {
+            self.words.insert(member.clone(), Word { promised, heard: now });
+        }
+        possible
     }
 
-    /// A member has promised this epoch to another claimant: it must appear in the config store.
-    fn compare(&mut self, promised: Epoch, forked: bool, out: &mut Vec<Output>) {
-        // If an epoch was claimed twice, a later claim of this candidate does not resolve that.
-        let claimed = self.claimed.map(|(epoch, _)| epoch);
-        self.promised = self.promised.max(Some(promised)).max(claimed.filter(|_| forked));
+    /// Who stands by a word, and the latest epoch that anybody says. A word that is not repeated for as long as a host may need to
+    /// come back counts no more than that of a member that was silent all the time.
+    fn standing_word(&mut self, now: Time) -> Option<(MemberId, Epoch)> {
+        let patience = DISK_PATIENCE * self.rules.fence_wait_ms;
+        self.words.retain(|_, word| now < word.heard.plus(patience) || planted::has(Bug::WordIsLatched));
+        let latest = self.words.iter().max_by_key(|(_, word)| word.promised);
+        latest.map(|(member, word)| (member.clone(), word.promised))
+    }
+
+    /// Starts again at once, and claims an epoch beyond these.
+    fn skip(&mut self, promised: Epoch, out: &mut Vec<Output>) {
+        self.skipped = self.skipped.max(promised);
+        self.words.clear();
         self.state = State::Reading;
         out.push(Output::ReadConfig);
     }
@@ -576,7 +620,7 @@ impl Promotion {
     }
 
     fn fence(&mut self, now: Time, config: Configuration, out: &mut Vec<Output>) {
-        self.claimed = Some((config.epoch, config.claim));
+        self.claimed = Some(config.epoch);
         out.extend(config.members.iter().map(|member| Output::Fence(config.clone(), member.clone())));
         let retry_at = now.plus(self.rules.retry_ms);
         self.state = State::Fencing(Fencing {
@@ -587,6 +631,7 @@ impl Promotion {
             from_disk: BTreeMap::new(),
             damage: None,
             surveying: false,
+            comparing: false,
             others: Vec::new(),
         });
     }
@@ -605,9 +650,8 @@ impl Promotion {
         let State::Fencing(fencing) = &mut self.state else { return };
         let Some(known) = fencing.config.member(&member).filter(|_| fencing.config.epoch == epoch) else { return };
         let answer = match result {
-            Err(Failure::Superseded(promised)) => return self.compare(promised, false, out),
-            Err(Failure::ClaimedBefore(promised)) => return self.compare(promised, true, out),
             Err(Failure::Unreachable(why)) => Err(Absence::Silent(why)),
+            Err(failure) => return self.on_refused(now, epoch, member, &failure, out),
             // It has come back with other memory, so it may lack acknowledged records.
             Ok(inventory) if inventory.boot != known.boot && !planted::has(Bug::StrangerTrusted) => {
                 let was_member = inventory.former.contains(&known.boot) && inventory.log == Some(fencing.config.log);
@@ -619,9 +663,32 @@ impl Promotion {
             }
             Ok(inventory) => Ok(inventory),
         };
+        // It has promised this epoch, so it had promised no later one.
+        if answer.is_ok() && !planted::has(Bug::WordIsLatched) {
+            self.words.remove(&member);
+        }
         fencing.answers.insert(member, answer);
         fencing.damage = None;
         self.choose(now, out);
+    }
+
+    /// A member of the set has promised an epoch to another claimant, or says so: the config store tells which.
+    fn on_refused(&mut self, now: Time, mine: Epoch, member: MemberId, failure: &Failure, out: &mut Vec<Output>) {
+        let possible = self.note_word(now, mine, &member, failure);
+        let promised = self.words.get(&member).map(|word| word.promised).filter(|_| possible);
+        let State::Fencing(fencing) = &mut self.state else { return };
+        let accepted = self.rules.accept_loss.is_some_and(|accepted| accepted.log == fencing.config.log);
+        let answer = match promised {
+            Some(promised) => Absence::Promised(promised),
+            None => Absence::Silent(format!("it refuses epoch {mine}, and what it says of others cannot be true")),
+        };
+        fencing.answers.insert(member, Err(answer));
+        match promised {
+            Some(promised) if accepted => self.skip(promised.max(mine), out),
+            Some(_) if std::mem::replace(&mut fencing.comparing, true) => {}
+            Some(_) => out.push(Output::ReadConfig),
+            None => self.choose(now, out),
+        }
     }
 
     /// A member of the set was fenced late, while the others are being repaired. It stays in the set if it holds the log in
@@ -637,6 +704,13 @@ impl Promotion {
         let accepted = self.rules.accept_loss;
         let State::Repairing(Repairing { recovered, .. }) = &mut self.state else { return };
         let Recovered { config, fenced, reference, plans } = recovered;
+        if let (Err(failure), true) = (&result, config.epoch == epoch && config.member(member).is_some()) {
+            // The next attempt asks it again, and the store.
+            if self.note_word(now, epoch, member, failure) {
+                self.pause(now);
+            }
+            return;
+        }
         let known = config.member(member).filter(|known| config.epoch == epoch && !fenced.contains(known)).cloned();
         let (Some(known), Ok(inventory)) = (known, result) else { return };
         if inventory.boot != known.boot || self.unfit.contains(member) {
@@ -660,6 +734,9 @@ impl Promotion {
     /// members must be fenced. Once every member has answered, one is enough: each holds everything that was acknowledged.
     fn choose(&mut self, now: Time, out: &mut Vec<Output>) {
         let needed = self.needed();
+        if self.standing_word(now).is_some() {
+            return;
+        }
         let State::Fencing(fencing) = &mut self.state else { return };
         let needed = needed.min(fencing.config.members.len());
         let patience_over = now >= fencing.since.plus(self.rules.fence_wait_ms);
@@ -747,9 +824,10 @@ impl Promotion {
                 repairing.progress = now;
                 self.go_on_repairing(out);
             }
-            Err(Failure::Superseded(promised)) => self.compare(promised, false, out),
-            Err(Failure::ClaimedBefore(promised)) => self.compare(promised, true, out),
-            Err(Failure::Unreachable(_)) => self.try_without([task.member().clone()], now),
+            Err(failure) => {
+                self.note_word(now, epoch, task.member(), &failure);
+                self.try_without([task.member().clone()], now);
+            }
         }
     }
 
@@ -826,7 +904,8 @@ impl Promotion {
 
     fn report_missing(&mut self, now: Time, out: &mut Vec<Output>) {
         let State::Fencing(fencing) = &self.state else { return };
-        if now < fencing.since.plus(self.rules.fence_wait_ms) || fencing.damage.is_some() {
+        let waits = now < fencing.since.plus(self.rules.fence_wait_ms);
+        if waits || fencing.damage.is_some() || !self.words.is_empty() {
             return;
         }
         let needed = self.needed().min(fencing.config.members.len());

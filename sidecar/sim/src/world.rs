@@ -260,6 +260,7 @@ impl World {
                 self.repair_all();
                 self.grow();
                 self.refill();
+                self.outlast_the_liar();
                 self.survive_damage();
                 self.survive_darkness();
             }
@@ -349,6 +350,27 @@ impl World {
         }
         if !self.serves_again() {
             broken("Liveness", "members that were emptied are not refilled from the one that is left".to_owned());
+        }
+    }
+
+    /// A failover in the middle of a member's lies: once it is honest, or dies, there is a primary all the same.
+    fn outlast_the_liar(&mut self) {
+        let Some(liar) = self.deceit.liar() else { return };
+        self.let_calls_end();
+        if self.whole_group().is_none() {
+            return;
+        }
+        self.deceit.begin();
+        self.kill_primaries();
+        let lies = self.deceit.within(100, 1500) * MS;
+        self.play_for(lies);
+        self.deceit.end();
+        if self.deceit.within(0, 1) == 0 {
+            self.kill_host(liar);
+            self.plan_restart(liar);
+        }
+        if !self.serves_again() {
+            broken("Liveness", "a member that no longer lies holds up the group".to_owned());
         }
     }
 

@@ -66,6 +66,8 @@ hunts! {
     any_line_is_new AnyLineIsNew after 10;
     beats_in_every_role BeatsInEveryRole after 48;
     one_trim_is_enough OneTrimIsEnough after 218;
+    word_is_latched WordIsLatched after 91;
+    spare_is_believed SpareIsBelieved after 91;
     steps_down_at_once StepsDownAtOnce after 41;
     newcomer_unflushed NewcomerUnflushed after 1198 under Flushed;
     unknown_is_refused UnknownIsRefused after 406;

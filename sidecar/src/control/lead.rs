@@ -126,6 +126,10 @@ impl Term {
                 Ok(Done::Swapped(proposed, outcome))
             })),
             Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context).await)) })),
+            Output::ReadConfig => drop(self.tasks.spawn(async move {
+                let found = context.store.read().await;
+                Ok(Done::Other(Input::Read(found)))
+            })),
             Output::Fence(spare) => drop(self.tasks.spawn(fence(context, self.config.clone(), spare))),
             Output::Forget(segment, closure) => {
                 tracing::debug!(%segment, last = %closure.last, "closed everywhere");

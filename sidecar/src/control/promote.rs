@@ -245,7 +245,7 @@ struct RepairLog {
 
 impl RepairLog {
     async fn answer(&self, epoch: Epoch, task: Task, result: Result<(), Failure>) -> Answer {
-        if let Err(Failure::Unreachable(why)) = &result {
+        if let Err(why) = &result {
             let member = task.member();
             if self.is_news(format!("{member} {why}")) {
                 tracing::warn!(%member, %why, "failed to repair a member: will retry");

@@ -197,7 +197,8 @@ impl Worker {
     fn log_failure(&self, output: &Output, failure: &Failure) {
         let member = &self.link.member().id;
         match (output, failure) {
-            (_, Failure::Superseded(_)) => {}
+            // The config store tells whether that is so. If it is not, the member is of no use, and lost for this reason.
+            (_, Failure::Superseded(_)) => self.note_trouble(failure.to_string()),
             (Output::Repair(_, identity, ..), why) => {
                 if self.unrepaired().insert(identity.segment) {
                     tracing::warn!(%member, segment = %identity.segment, %why, "failed to repair a closed copy: will retry");

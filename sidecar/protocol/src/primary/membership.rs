@@ -242,6 +242,18 @@ impl Primary {
         self.fence_next(now, spares.into(), out);
     }
 
+    /// Leaves a spare alone for a while, and tries the next.
+    pub(super) fn turn_down(
+        &mut self,
+        now: Time,
+        spare: MemberRef,
+        others: VecDeque<MemberRef>,
+        out: &mut Vec<Output>,
+    ) {
+        self.note_refusal(spare, now);
+        self.fence_next(now, others, out);
+    }
+
     fn fence_next(&mut self, now: Time, mut spares: VecDeque<MemberRef>, out: &mut Vec<Output>) {
         self.search = match spares.pop_front() {
             Some(spare) => {
@@ -271,7 +283,12 @@ impl Primary {
                 let member = MemberRef { boot: inventory.boot, ..member };
                 self.on_recruited(member, &inventory, out);
             }
-            Err(Failure::Superseded(epoch)) => self.on_superseded(epoch, out),
+            Err(Failure::Superseded(epoch)) if planted::has(Bug::SpareIsBelieved) => self.on_superseded(epoch, out),
+            Err(Failure::Superseded(epoch)) if epoch > self.config.epoch => {
+                self.search = Search::Comparing { spare: member, others };
+                self.read_config(out);
+            }
+            Err(Failure::Superseded(_)) => self.turn_down(now, member, others, out),
             Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_)) => self.fence_next(now, others, out),
         }
     }
@@ -444,7 +461,7 @@ impl Primary {
         }
     }
 
-    fn note_refusal(&mut self, member: MemberRef, now: Time) {
+    pub(super) fn note_refusal(&mut self, member: MemberRef, now: Time) {
         self.refusals.note(member, self.rules.recruit_interval_ms, now);
     }
 
@@ -476,6 +493,13 @@ pub(super) enum Search {
     },
     /// One backup is being fenced.
     Fencing {
+        /// That backup.
+        spare: MemberRef,
+        /// Those to try next, in order.
+        others: VecDeque<MemberRef>,
+    },
+    /// One backup says that it has promised a later epoch, and the config store is being read.
+    Comparing {
         /// That backup.
         spare: MemberRef,
         /// Those to try next, in order.

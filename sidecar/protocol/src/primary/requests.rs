@@ -30,6 +30,7 @@ impl Output {
             | Output::Swap(_)
             | Output::Survey
             | Output::Fence(_)
+            | Output::ReadConfig
             | Output::StepDown(_) => None,
         }
     }
@@ -73,7 +74,7 @@ impl Output {
     /// promotion can resolve that.
     pub fn failed(&self, failure: &Failure) -> Option<Input> {
         match (self, failure) {
-            (_, Failure::Superseded(epoch)) => Some(Input::Superseded(*epoch)),
+            (output, Failure::Superseded(epoch)) => output.seat().map(|seat| Input::Refused(seat, *epoch)),
             (Output::Repair(seat, identity, ..), _) => Some(Input::RepairFailed(*seat, identity.segment)),
             (Output::Install(seat, identity, ..), Failure::Unreachable(_)) => {
                 Some(Input::InstallFailed(*seat, identity.segment))

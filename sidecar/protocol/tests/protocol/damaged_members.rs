@@ -123,6 +123,11 @@ impl Fixture {
         self.step(Input::Fenced(epoch, inventory.member.clone(), Ok(inventory)))
     }
 
+    fn refused(&mut self, number: u128, failure: Failure) -> &[Output] {
+        let epoch = self.epoch;
+        self.step(Input::Fenced(epoch, member(number).id, Err(failure)))
+    }
+
     /// Patience for disks runs out.
     fn wait_for_disks(&mut self) -> &[Output] {
         self.now = self.now.plus(DISK_WAIT_MS);
@@ -294,20 +299,23 @@ fn late_member_with_a_longer_log_restarts_the_promotion() {
     assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
 }
 
+/// What the config store holds once this candidate has claimed epoch 6.
+fn claimed(members: u128) -> Configuration {
+    config(members).claimed_by(sidecar("s1"), Claim(7))
+}
+
 #[test]
 fn unknown_promise_shows_that_the_store_went_back() {
     let mut fixture = Fixture::fencing(2, 1, None);
-    let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9))));
-    assert_eq!(fixture.step(answer), [Output::ReadConfig]);
-    // The store still shows what this candidate has claimed.
-    let mine = Configuration { primary: sidecar("s1"), ..config(2).claimed_by(sidecar("s1"), Claim(7)) };
     for _ in 0..3 {
-        fixture.step(Input::Read(Ok(Some(mine.clone()))));
-        let older = Waiting::StoreIsOlder { epoch: Epoch(6), promised: Epoch(9) };
+        assert_eq!(fixture.refused(1, Failure::Superseded(Epoch(9))), [Output::ReadConfig]);
+        fixture.step(Input::Read(Ok(Some(claimed(2)))));
+        let older = Waiting::StoreIsOlder { epoch: Epoch(6), member: member(1).id, promised: Epoch(9) };
         assert_eq!(fixture.out, [Output::Waiting(older)], "and nothing is claimed");
         fixture.now = fixture.now.plus(10);
-        assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
+        assert_eq!(fixture.step(Input::Tick), [Output::Fence(claimed(2), member(1))], "it may take its word back");
     }
+    fixture.refused(1, Failure::Superseded(Epoch(9)));
     let newer = Configuration { epoch: Epoch(9), claim: Claim(99), ..config(2) };
     assert_eq!(fixture.step(Input::Read(Ok(Some(newer)))), [Output::Lost(Epoch(9))], "it is back");
 }
@@ -315,19 +323,91 @@ fn unknown_promise_shows_that_the_store_went_back() {
 #[test]
 fn epoch_claimed_twice_is_not_skipped() {
     let mut fixture = Fixture::fencing(2, 1, None);
-    let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::ClaimedBefore(Epoch(5))));
-    assert_eq!(fixture.step(answer), [Output::ReadConfig]);
-    let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
-    fixture.step(Input::Read(Ok(Some(mine))));
+    assert_eq!(fixture.refused(1, Failure::ClaimedBefore(Epoch(5))), [Output::ReadConfig]);
+    fixture.step(Input::Read(Ok(Some(claimed(2)))));
     assert!(matches!(fixture.waiting(), Some(Waiting::StoreIsOlder { .. })), "{:?}", fixture.out);
+}
+
+/// Both others are fenced and hold the log; nothing is recovered as long as the word stands.
+fn held_up_by_a_word(failure: Failure) -> Fixture {
+    let mut fixture = Fixture::fencing(3, 2, None);
+    fixture.refused(1, failure);
+    fixture.step(Input::Read(Ok(Some(claimed(3)))));
+    fixture.fenced(sound(2, 15));
+    assert_eq!(fixture.fenced(sound(3, 15)), []);
+    fixture.wait();
+    assert!(fixture.out.iter().all(|output| matches!(output, Output::Fence(..))), "{:?}", fixture.out);
+    fixture
+}
+
+#[test]
+fn member_may_take_its_word_back() {
+    for failure in [Failure::Superseded(Epoch(9)), Failure::ClaimedBefore(Epoch(5))] {
+        let mut fixture = held_up_by_a_word(failure);
+        fixture.fenced(sound(1, 15));
+        assert_eq!(fixture.repair(), (3, Lsn(15)));
+    }
+}
+
+#[test]
+fn word_that_nobody_repeats_ends() {
+    for failure in [Failure::Superseded(Epoch(9)), Failure::ClaimedBefore(Epoch(5))] {
+        let mut fixture = held_up_by_a_word(failure);
+        assert_eq!(fixture.refused(1, Failure::Unreachable("it is gone".to_owned())), []);
+        fixture.wait_for_disks();
+        assert_eq!(fixture.repair(), (2, Lsn(15)));
+    }
+}
+
+#[test]
+fn word_that_is_repeated_holds() {
+    let mut fixture = held_up_by_a_word(Failure::Superseded(Epoch(9)));
+    for _ in 0..10 {
+        fixture.now = fixture.now.plus(DISK_WAIT_MS / 2);
+        assert_eq!(fixture.refused(1, Failure::Superseded(Epoch(9))), [Output::ReadConfig]);
+        fixture.step(Input::Tick);
+        assert!(matches!(fixture.out[..], [Output::Fence(..)]), "{:?}", fixture.out);
+    }
+}
+
+#[test]
+fn word_that_cannot_be_true_is_silence() {
+    for failure in
+        [Failure::Superseded(Epoch(6)), Failure::Superseded(Epoch(1 << 40)), Failure::ClaimedBefore(Epoch(7))]
+    {
+        let mut fixture = Fixture::fencing(3, 2, None);
+        assert_eq!(fixture.refused(1, failure), []);
+        fixture.fenced(sound(2, 15));
+        fixture.fenced(sound(3, 15));
+        fixture.wait();
+        assert_eq!(fixture.repair(), (2, Lsn(15)));
+    }
+}
+
+#[test]
+fn member_that_gives_its_word_when_it_is_to_be_repaired_is_left_out() {
+    let mut fixture = Fixture::fencing(3, 2, None);
+    (1..=3).for_each(|number| drop(fixture.fenced(sound(number, 15)).to_vec()));
+    let (epoch, task) = fixture.out.iter().find_map(Output::task).expect("there is something to repair");
+    let liar: u128 = task.member().as_str()[1..].parse().expect("a number");
+    fixture.step(Input::Repaired(epoch, task, Err(Failure::Superseded(Epoch(9)))));
+    fixture.now = fixture.now.plus(10);
+    assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
+    let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(claimed(3))))) else { panic!("{:?}", fixture.out) };
+    fixture.epoch = swap.proposed.epoch;
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    for number in 1..=3 {
+        fixture.fenced(Inventory { promised: fixture.epoch, ..sound(number, 15) });
+    }
+    assert!(fixture.out.iter().filter_map(Output::task).all(|(_, task)| *task.member() != member(liar).id));
+    assert_eq!(fixture.repair(), (2, Lsn(15)));
 }
 
 #[test]
 fn accepting_the_older_store_skips_every_promised_epoch() {
     let mut fixture = Fixture::fencing(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
-    fixture.step(Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9)))));
-    let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
-    let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(mine)))) else { panic!("{:?}", fixture.out) };
+    assert_eq!(fixture.refused(1, Failure::Superseded(Epoch(9))), [Output::ReadConfig]);
+    let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(claimed(2))))) else { panic!("{:?}", fixture.out) };
     assert_eq!((swap.proposed.epoch, swap.proposed.earlier.len()), (Epoch(11), 0));
 }
 

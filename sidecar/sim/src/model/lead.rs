@@ -143,6 +143,7 @@ impl Step<'_> {
                 let to = self.host_of(&member.id);
                 self.send(side, to, Request::Fence(fence), Then::Recruit(member));
             }
+            Output::ReadConfig => self.call(side, Ask::Read),
             Output::StepDown(why) => {
                 let name = self.side_name(side).clone();
                 self.trace(|| format!("{name} steps down: {why}"));

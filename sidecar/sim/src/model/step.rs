@@ -229,7 +229,8 @@ impl Step<'_> {
     fn hand_reply(&mut self, side: usize, reply: StoreReply) {
         let candidate = matches!(self.state.sides[side].role, Role::Candidate(_));
         match reply {
-            StoreReply::Read(found) => self.promotion_input(side, promotion::Input::Read(found)),
+            StoreReply::Read(found) if candidate => self.promotion_input(side, promotion::Input::Read(found)),
+            StoreReply::Read(found) => self.primary_input(side, primary::Input::Read(found)),
             StoreReply::Surveyed(found) => self.promotion_input(side, promotion::Input::Surveyed(found)),
             StoreReply::Swapped(outcome) if candidate => self.promotion_input(side, promotion::Input::Swapped(outcome)),
             StoreReply::Swapped(outcome) => self.primary_input(side, primary::Input::Swapped(outcome)),

@@ -2,10 +2,11 @@
 //!
 //! Random numbers of their own, so that seeds without deceit play as they did before there was any.
 
-use tailwind_protocol::ids::Lsn;
-use tailwind_protocol::rpc::Inventory;
+use tailwind_protocol::ids::{Epoch, Lsn, MemberId};
+use tailwind_protocol::rpc::{Inventory, Refusal};
 
-use super::sidecar::Process;
+use super::network::{Answer, Silence};
+use super::sidecar::{Process, Purpose};
 use super::{HostNo, SidecarNo, World};
 use crate::plan::Plan;
 use crate::random::Random;
@@ -21,6 +22,8 @@ pub(crate) struct Deceit {
     random: Random,
     /// This backup lies, in every second answer.
     liar: Option<HostNo>,
+    /// It lies although there are no faults.
+    lies: bool,
     /// A sidecar that starts may have the address of one that is down.
     addresses: bool,
 }
@@ -31,11 +34,27 @@ impl Deceit {
         let mut random = Random::new(seed ^ SALT);
         let outvoted = plan.backups >= 3 && plan.min_in_sync >= 2;
         let liar = (outvoted && random.one_in(4)).then(|| HostNo(random.below(u64::from(plan.backups)) as usize));
-        Deceit { liar, addresses: random.one_in(3), random }
+        Deceit { liar, lies: false, addresses: random.one_in(3), random }
     }
 
     pub(super) fn none() -> Deceit {
-        Deceit { random: Random::still(), liar: None, addresses: false }
+        Deceit { random: Random::still(), liar: None, lies: false, addresses: false }
+    }
+
+    pub(super) fn liar(&self) -> Option<HostNo> {
+        self.liar
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.lies = true;
+    }
+
+    pub(super) fn end(&mut self) {
+        self.lies = false;
+    }
+
+    pub(super) fn within(&mut self, least: u64, most: u64) -> u64 {
+        self.random.within(least, most)
     }
 }
 
@@ -51,6 +70,42 @@ impl World {
         inventory.trimmed = inventory.trimmed.max(Lsn(last.0 + self.deceit.random.below(2)));
         trace!(self, "{} lies: all below LSN {} is trimmed", self.hosts[liar.0].name, inventory.trimmed);
         self.tally.count(Fault::MemberLies);
+    }
+
+    /// Whatever a candidate or a primary wants of the liar, it refuses now and then: it says that it has promised a later epoch, or
+    /// this one to another claim.
+    pub(super) fn perhaps_refuse(
+        &mut self,
+        to: SidecarNo,
+        purpose: &Purpose,
+        answer: Result<Answer, Silence>,
+    ) -> Result<Answer, Silence> {
+        let asked = self.member_asked(to, purpose);
+        let liar = self.deceit.liar.filter(|liar| asked == Some(&self.hosts[liar.0].name));
+        let (Some(liar), true) = (liar, self.faults_on || self.deceit.lies) else { return answer };
+        let seldom = if self.deceit.lies { 2 } else { 12 };
+        if answer.is_err() || self.desired.recover_from_disk.is_some() || !self.deceit.random.one_in(seldom) {
+            return answer;
+        }
+        let epoch = self.store.content().map_or(Epoch(0), |config| config.epoch);
+        let refusal = match self.deceit.random.below(4) {
+            0 => Refusal::ClaimedBefore { promised: Epoch(epoch.0 - self.deceit.random.below(epoch.0 + 1)) },
+            1 => Refusal::Fenced { promised: Epoch(epoch.0 + self.deceit.random.below(1 << 50)) },
+            ahead => Refusal::Fenced { promised: Epoch(epoch.0 + ahead) },
+        };
+        trace!(self, "{} lies: {refusal}", self.hosts[liar.0].name);
+        self.tally.count(Fault::MemberLies);
+        Ok(Answer::Refused(refusal))
+    }
+
+    fn member_asked<'a>(&'a self, by: SidecarNo, purpose: &'a Purpose) -> Option<&'a MemberId> {
+        Some(match purpose {
+            Purpose::Fence(_, member) => member,
+            Purpose::Repair(_, task) => task.member(),
+            Purpose::Recruit(member) => &member.id,
+            Purpose::Seat(output) => &self.sidecars[by.0].lead()?.links.get(&output.seat()?)?.member.id,
+            _ => return None,
+        })
     }
 
     /// A sidecar that is about to start gets the address of another one that is down, which gets its own.

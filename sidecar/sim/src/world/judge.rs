@@ -6,6 +6,7 @@
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::layout::{FOOTER_MAGIC, FOOTER_SIZE, RECORD_HEADER_SIZE, Sealed, SegmentIdentity};
+use tailwind_protocol::primary::StepDown;
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Purpose};
 
@@ -108,6 +109,16 @@ impl World {
     }
 
     /// The config store changes (S7, S8).
+    /// A primary steps down for a later epoch only if there is one (S17).
+    pub(super) fn judge_step_down(&self, why: StepDown) {
+        let latest = self.store.content().map_or(Epoch(0), |config| config.epoch);
+        if let StepDown::Superseded(epoch) = why
+            && epoch > latest
+        {
+            broken("S17", format!("a primary steps down for epoch {epoch}, and the store is at epoch {latest}"));
+        }
+    }
+
     pub(crate) fn judge_swap(&self, before: Option<&Configuration>, after: &Configuration) {
         let Some(before) = before else { return };
         if after.stamp() <= before.stamp() || after.log != before.log {

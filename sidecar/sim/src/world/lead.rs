@@ -186,7 +186,9 @@ impl World {
                 let request = Request::Fence(FenceRequest::of(group(), lead.machine.config()));
                 self.call(of, self.host_of(&member.id), request, Purpose::Recruit(member));
             }
+            Output::ReadConfig => self.ask_store(of, Ask::Read),
             Output::StepDown(why) => {
+                self.judge_step_down(why);
                 trace!(self, "{} steps down: {why}", self.sidecars[of.0].name);
             }
             output => {

@@ -246,6 +246,7 @@ impl World {
     }
 
     fn on_answer(&mut self, to: SidecarNo, purpose: Purpose, answer: Result<Answer, Silence>) {
+        let answer = self.perhaps_refuse(to, &purpose, answer);
         match purpose {
             Purpose::Survey(member) => self.on_survey_answer(to, member, answer),
             Purpose::Fence(epoch, member) => self.on_fence_answer(to, epoch, member, answer),
@@ -268,6 +269,7 @@ impl World {
             (Role::Primary(_), StoreReply::Swapped(outcome)) => {
                 self.primary_input(to, primary::Input::Swapped(outcome));
             }
+            (Role::Primary(_), StoreReply::Read(result)) => self.primary_input(to, primary::Input::Read(result)),
             _ => {}
         }
     }
