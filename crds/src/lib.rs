@@ -24,8 +24,8 @@ pub use spec::{
     PrimaryPort, Rdma, Reads, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice, UpdateStrategy,
 };
 pub use status::{
-    BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus, ReplicaGroupStatus, Switchover,
-    Transport,
+    BackupState, BackupStatus, LogCut, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus, ReplicaGroupStatus,
+    Switchover, Transport,
 };
 
 /// The definition as YAML, as it stands in `crds/replicagroups.yaml`.

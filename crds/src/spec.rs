@@ -180,16 +180,17 @@ pub struct ReplicaGroupSpec {
 
     /// An administrator's decision, as LOG/LSN: the log of this id (status.log.id) may end at this record, even if more was
     /// acknowledged. Needed only where the group waits because its members are damaged, or because status.log was restored from
-    /// an older copy. What is given up goes into quarantine at the backups.
+    /// an older copy. It holds once. What is given up goes into quarantine at the backups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
     pub accept_loss_up_to: Option<String>,
 
-    /// An administrator's order: the log of this id (status.log.id) is recovered from disks. Needed only where every member
-    /// has lost its memory, and none that still has it will come back. One member's disk suffices; it must hold everything up to the
-    /// last sync. What was acknowledged after that may be lost.
+    /// An administrator's order, as LOG/EPOCH: the log of this id (status.log.id) is recovered from disks, as it was after the last
+    /// epoch that had a primary (status.log.wonEpoch), so the order ends with the recovery. Needed only where every member has lost
+    /// its memory, and none that still has it will come back. One member's disk suffices; it must hold everything up to the last
+    /// sync. What was acknowledged after that may be lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^([0-9a-f]{32})?$"))]
+    #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
     pub recover_from_disk: Option<String>,
 }
 

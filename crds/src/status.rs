@@ -175,6 +175,12 @@ pub struct LogStatus {
     /// copy.
     #[serde(default)]
     pub earlier_claims: Vec<String>,
+    /// The last epoch that had a primary; 0 before there was any. spec.recoverFromDisk names it.
+    #[serde(default)]
+    pub won_epoch: u64,
+    /// Where an administrator's order has ended the log, the latest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<LogCut>,
     /// Raised at every change of the member set.
     pub version: u64,
     /// The app pod that may append.
@@ -188,6 +194,19 @@ impl LogStatus {
     pub fn has_member(&self, pod: &str) -> bool {
         self.members.iter().any(|member| member.name == pod)
     }
+}
+
+/// A recovery that may have ended the log before its last acknowledged record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LogCut {
+    /// The epoch that began with it.
+    pub epoch: u64,
+    /// The last record that was kept.
+    pub last: u64,
+    /// The LSN of spec.acceptLossUpTo: that order holds once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordered: Option<u64>,
 }
 
 /// A primary.

@@ -11,9 +11,9 @@ use std::str::FromStr;
 use anyhow::Context;
 use clap::Args;
 use tailwind_protocol::config::{Durability, MEMBERS_MAX};
-use tailwind_protocol::ids::{GroupName, LogId, MemberId, SidecarId};
+use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
-use tailwind_protocol::promotion::AcceptedLoss;
+use tailwind_protocol::promotion::{AcceptedLoss, DiskRecovery};
 use tailwind_runtime::logging::LogOptions;
 
 use crate::access::TokenOptions;
@@ -246,15 +246,15 @@ pub struct RunOptions {
     #[arg(value_parser = number::<u64>(10, 3_600_000), help_heading = heading::TIMING)]
     pub rpc_timeout_ms: u64,
 
-    /// Accept that the log with this id ends at this record, even if later records were acknowledged. Use it only when the
+    /// Accept that the log with this id ends at this record, even if later records were acknowledged. It holds once. Use it only when the
     /// sidecar reports that it waits for damaged members or for a newer config store (docs/runbooks)
     #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN", help_heading = heading::DISASTER)]
     pub accept_loss: Option<AcceptedLoss>,
-    /// Recover the log with this id from disks: all members of its set have lost their memory. What was acknowledged after the
-    /// last sync may be lost. One member's disk suffices. Use it only when the sidecar reports that members are missing whose
+    /// Recover the log with this id from disks, as it was after this epoch, the last that had a primary: all members of its set have
+    /// lost their memory. The order ends with the recovery. What was acknowledged after the last sync may be lost. One member's disk suffices. Use it only when the sidecar reports that members are missing whose
     /// memory is new, and no member with its memory will come back (docs/runbooks/TailwindGroupUnavailable.md)
-    #[arg(long, env = "TAILWIND_RECOVER_FROM_DISK", value_name = "LOG", help_heading = heading::DISASTER)]
-    pub recover_from_disk: Option<LogId>,
+    #[arg(long, env = "TAILWIND_RECOVER_FROM_DISK", value_name = "LOG/EPOCH", help_heading = heading::DISASTER)]
+    pub recover_from_disk: Option<DiskRecovery>,
 
     /// The ReplicaGroup that this sidecar belongs to. Its status.log is the config store; its spec gives the backups, the
     /// number of copies and the fabric

@@ -309,8 +309,11 @@ impl Group {
 
     /// Kills everything that runs, as a power cut would: no process sees others go before it goes itself.
     pub fn kill_all(&mut self) -> Result<()> {
-        for daemon in self.daemons().filter(|daemon| daemon.is_running()) {
-            daemon.signal(Signal::KILL)?;
+        // At one moment: none notices the death of another.
+        for signal in [Signal::STOP, Signal::KILL] {
+            for daemon in self.daemons().filter(|daemon| daemon.is_running()) {
+                daemon.signal(signal)?;
+            }
         }
         self.daemons().try_for_each(Daemon::kill)
     }

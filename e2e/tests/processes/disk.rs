@@ -16,6 +16,8 @@ use tailwind_e2e::processes::damage;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, read_back, wait_for_standby};
 
+use crate::messages::waiting;
+
 on_every_fabric!(
     flushed_records_survive_loss_of_all_memory,
     synced_records_survive_on_one_disk,
@@ -57,6 +59,15 @@ fn flushed_records_survive_loss_of_all_memory(fabric: &str) {
     group.check_logs(&[&OUTAGE[..], &["memory is lost: starting with a new identity"]].concat()).unwrap();
 }
 
+/// An order to recover the log that the config store has, as it is now.
+fn recovery_of_today(group: &Group) -> String {
+    // A line with format and CRC, then the body.
+    let config = fs::read_to_string(group.newest_config().unwrap()).unwrap();
+    let config: serde_json::Value = serde_json::from_str(config.split_once('\n').unwrap().1).unwrap();
+    let config = &config["configuration"];
+    format!("{}/{}", config["log"].as_str().unwrap(), config["won"])
+}
+
 /// The group promises memory only. What was synced is on each member's disk, and one of them is enough.
 fn synced_records_survive_on_one_disk(fabric: &str) {
     let test = TestContext::start();
@@ -67,17 +78,14 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
     assert_eq!(client.sync().unwrap(), Lsn(synced));
     append(&mut client, &input, synced, 300).unwrap();
     let members = group.wait_for_full_set().unwrap();
-    // A line with format and CRC, then the body.
-    let config = fs::read_to_string(group.newest_config().unwrap()).unwrap();
-    let config: serde_json::Value = serde_json::from_str(config.split_once('\n').unwrap().1).unwrap();
-    let log = config["configuration"]["log"].as_str().unwrap().to_owned();
+    let order = recovery_of_today(&group);
     drop(client);
     group.kill_all().unwrap();
     lose_memory(&group);
     for lost in &members[1..] {
         fs::remove_dir_all(group.flush_folder(*lost)).unwrap();
     }
-    group.setup_mut().sidecar_options.push(("--recover-from-disk", log));
+    group.setup_mut().sidecar_options.push(("--recover-from-disk", order));
     group.start_all().unwrap();
     let mut client = primary(&group).unwrap();
     let last = client.barrier().unwrap().last;
@@ -85,7 +93,21 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
     assert!((synced..=synced + 300).contains(&last.0), "recovered up to {last}");
     check_whole(&group, &input, last.0).unwrap();
     assert_eq!(client.sync().unwrap(), last);
-    let known = ["memory is lost: starting with a new identity", "ordered: recover the log from disk"];
+    // The order stands, and has ended: nothing that is acknowledged from now on may be lost for it.
+    append(&mut client, &input, last.0, 200).unwrap();
+    group.wait_for_full_set().unwrap();
+    drop(client);
+    group.kill_all().unwrap();
+    lose_memory(&group);
+    group.start_all().unwrap();
+    let has_ended = |group: &Group| (0..2).any(|index| waiting(group, index).contains("the last that had a primary"));
+    group.wait("a sidecar to say that the order has no effect", has_ended).unwrap();
+    let known = [
+        "memory is lost: starting with a new identity",
+        "ordered: recover the log from disk",
+        "an order has no effect",
+        "waiting why=",
+    ];
     group.check_logs(&[&OUTAGE[..], &known].concat()).unwrap();
 }
 

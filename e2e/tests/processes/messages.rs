@@ -14,7 +14,7 @@ use tailwind_e2e::processes::steps::{append, primary, wait_for_standby};
 const FABRIC: &str = "shm";
 
 /// What a sidecar says that it waits for.
-fn waiting(group: &Group, index: usize) -> String {
+pub(crate) fn waiting(group: &Group, index: usize) -> String {
     group.status(index)["waiting"]["why"].as_str().unwrap_or_default().to_owned()
 }
 
@@ -68,15 +68,16 @@ fn a_hopeless_wait_is_logged_once_and_names_the_log() {
     append(&mut primary(&group).unwrap(), &test.input(), 0, 500).unwrap();
     let config = fs::read_to_string(group.newest_config().unwrap()).unwrap();
     let config: serde_json::Value = serde_json::from_str(config.split_once('\n').unwrap().1).unwrap();
-    let log = config["configuration"]["log"].as_str().unwrap().to_owned();
+    let (log, won) =
+        (config["configuration"]["log"].as_str().unwrap(), config["configuration"]["won"].as_u64().unwrap());
     group.kill_all().unwrap();
     (0..3).for_each(|index| fs::remove_dir_all(group.pool(index)).unwrap());
     let other = "0123456789abcdef0123456789abcdef";
-    group.setup_mut().sidecar_options.push(("--recover-from-disk", other.into()));
+    group.setup_mut().sidecar_options.push(("--recover-from-disk", format!("{other}/{won}")));
     let before = group.log("sidecar0").len();
     (0..3).for_each(|index| group.start_backup(index).unwrap());
     group.start_sidecar(0).unwrap();
-    let words = format!("the recovery from disk is ordered for log {other}, but the log of this group is {log}");
+    let words = format!("the recovery from disk is ordered for {other}/{won}, but the log of this group is {log}");
     group.wait("the right id", |group| waiting(group, 0).contains(&words)).unwrap();
     // It asks 20 times a second: what happens to one member shows, and the others are fenced all the while.
     let is_gone = |group: &Group| waiting(group, 0).contains("connection refused");

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{BootId, Claim, Epoch, LogId, MemberId, SidecarId, Version};
+use crate::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, SidecarId, Version};
 
 /// Most members in a set, and so most copies of a record: twice the replication factor that anyone runs in practice,
 /// and small enough for fixed arrays on the append path.
@@ -13,6 +13,9 @@ pub const MEMBERS_MAX: usize = 8;
 /// Earlier claims in a configuration: a member that has missed fewer epochs notices a store that went back. 32 × 8 bytes,
 /// beside a few hundred for the rest.
 pub const CLAIMS_KEPT: usize = 32;
+
+/// Cuts in a configuration. They need a person's order each; of older ones the shortest log is kept.
+pub const CUTS_KEPT: usize = 8;
 
 /// Who is primary and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -53,12 +56,33 @@ pub struct Configuration {
     /// the store has gone back and its set may be an old one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Claim>,
+    /// The last epoch that had a primary; 0 before there was any. Written before anything is acknowledged in that epoch: a member
+    /// of the set that has promised less has an older copy of what it held.
+    #[serde(default)]
+    pub won: Epoch,
+    /// Where a person's order has ended the log, the latest last, at most [`CUTS_KEPT`]. Positions of before may name records that
+    /// are gone; see [`Configuration::history`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<Cut>,
     /// Raised at every change of the member set.
     pub version: Version,
     /// Who is primary in this epoch.
     pub primary: PrimaryRef,
     /// The set: an ack needs every one of them.
     pub members: Vec<MemberRef>,
+}
+
+/// A recovery that may have ended the log before its last acknowledged record, because a person accepted that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// The epoch that began with it.
+    pub epoch: Epoch,
+    /// The last record that was kept.
+    pub last: Lsn,
+    /// The LSN that the person named, if it was an order that names one: it holds once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordered: Option<Lsn>,
 }
 
 /// Names one content of the config store.
@@ -101,6 +125,29 @@ impl Configuration {
     #[must_use]
     pub fn with_members(&self, members: Vec<MemberRef>) -> Configuration {
         Configuration { version: self.version.next(), members, ..self.clone() }
+    }
+
+    /// The same epoch once these members hold the recovered log, with the cut that it took, if any.
+    #[must_use]
+    pub fn won_with(&self, members: Vec<MemberRef>, cut: Option<Cut>) -> Configuration {
+        let mut cuts: Vec<Cut> = self.cuts.iter().copied().chain(cut).collect();
+        while cuts.len() > CUTS_KEPT {
+            let oldest = cuts.remove(0);
+            cuts[0].last = cuts[0].last.min(oldest.last);
+        }
+        Configuration { won: self.epoch, cuts, ..self.with_members(members) }
+    }
+
+    /// The history that the log's records belong to: the epoch of the last cut, or 0. An LSN means the same record for good within
+    /// one history.
+    pub fn history(&self) -> Epoch {
+        self.cuts.last().map_or(Epoch(0), |cut| cut.epoch)
+    }
+
+    /// How far what was read in `history` is part of the log today: up to this record, or `None` for all of it. A history that this
+    /// configuration does not know yet is of a later one.
+    pub fn common_with(&self, history: Epoch) -> Option<Lsn> {
+        self.cuts.iter().filter(|cut| cut.epoch > history).map(|cut| cut.last).min()
     }
 
     /// The member of this name.

@@ -105,6 +105,8 @@ bugs! {
     BeatsInEveryRole = "beats-in-every-role",
     /// Recovery: what one member says was trimmed is trimmed, whatever the others hold. Breaks S1 beside a member that lies.
     OneTrimIsEnough = "one-trim-is-enough",
+    /// Backup: a folder that was put back from before the last won epoch is believed. Breaks S2.
+    PutBackIsBelieved = "put-back-is-believed",
     /// Promotion: what a member once said of a later epoch holds, even if it says otherwise now. Breaks liveness.
     WordIsLatched = "word-is-latched",
     /// Primary: a spare that says it has promised a later epoch deposes it. Breaks S17.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backup::{EPOCH_JUMP_MAX, Request};
-use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
+use crate::config::{Configuration, Cut, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use crate::ids::{Claim, Epoch, GroupName, LogId, Lsn, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
@@ -36,16 +36,61 @@ pub struct Rules {
     /// A person has accepted that this log may end at this LSN, whatever was acknowledged beyond.
     pub accept_loss: Option<AcceptedLoss>,
     /// A person has ordered that this log is recovered from disks, whatever was acknowledged since it was last synced.
-    pub recover_from_disk: Option<LogId>,
+    pub recover_from_disk: Option<DiskRecovery>,
 }
 
-/// A person's explicit acceptance that a log may end early. Valid for that log only, and for no end before the LSN.
+/// A person's explicit acceptance that a log may end early. Valid for that log only, for no end before the LSN, and once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AcceptedLoss {
     /// The log.
     pub log: LogId,
     /// Records up to here must be there.
     pub last: Lsn,
+}
+
+impl AcceptedLoss {
+    /// Whether it is for this log, and has not been used.
+    pub fn is_for(&self, config: &Configuration) -> bool {
+        self.log == config.log && config.cuts.iter().all(|cut| cut.ordered != Some(self.last))
+    }
+}
+
+/// A person's order to recover a log from disks. It ends by itself: the next primary has another epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskRecovery {
+    /// The log.
+    pub log: LogId,
+    /// The last epoch that had a primary: [`Configuration::won`].
+    pub after: Epoch,
+}
+
+impl DiskRecovery {
+    /// Whether it is for this log as it is.
+    pub fn is_for(&self, config: &Configuration) -> bool {
+        self.log == config.log && self.after == config.won
+    }
+}
+
+impl std::fmt::Display for DiskRecovery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.log, self.after)
+    }
+}
+
+impl std::str::FromStr for DiskRecovery {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DiskRecovery, String> {
+        let parsed = text
+            .split_once('/')
+            .and_then(|(log, after)| Some(DiskRecovery { log: log.parse().ok()?, after: Epoch(after.parse().ok()?) }));
+        parsed.ok_or_else(|| {
+            format!(
+                "`{text}`: must be LOG/EPOCH, the log's 32 hexadecimal digits and the last epoch that had a primary: the log and \
+                 `won` in the config store, status.log.id and status.log.wonEpoch of the ReplicaGroup"
+            )
+        })
+    }
 }
 
 impl std::fmt::Display for AcceptedLoss {
@@ -161,7 +206,9 @@ impl Output {
     pub fn request(&self, group: GroupName) -> Option<(&MemberRef, Request)> {
         let caller = |config: &Configuration, group| Caller { group, log: config.log, epoch: config.epoch };
         Some(match *self {
-            Output::Fence(ref config, ref member) => (member, Request::Fence(FenceRequest::of(group, config))),
+            Output::Fence(ref config, ref member) => {
+                (member, Request::Fence(FenceRequest::of(group, config, &member.id)))
+            }
             Output::Trim(ref config, ref member, below) => {
                 (member, Request::Trim(TrimRequest { caller: caller(config, group), below }))
             }
@@ -254,7 +301,8 @@ enum State {
     Claiming(Swap),
     Fencing(Fencing),
     Repairing(Repairing),
-    Shrinking(Recovered, Swap),
+    /// Every member of the proposed set holds the log; the config store is to say so.
+    Winning(Recovered, Swap),
     Over,
 }
 
@@ -356,11 +404,20 @@ struct Recovered {
     fenced: Vec<MemberRef>,
     reference: Reference,
     plans: Vec<(MemberRef, RepairPlan)>,
+    /// A person's order has decided where it ends.
+    by_order: Option<Order>,
+}
+
+/// What a person has ordered, as far as a recovery has made use of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Order {
+    AcceptLoss(Lsn),
+    FromDisk,
 }
 
 impl Recovered {
     /// The log that these members are to hold. A member that counts by its disk has the identity that it has now.
-    fn new(config: &Configuration, reference: Reference, fenced: &[&Inventory]) -> Recovered {
+    fn new(config: &Configuration, reference: Reference, fenced: &[&Inventory], by_order: Option<Order>) -> Recovered {
         let reference = reference.of_members(fenced.iter().copied());
         let plan = |inventory: &&Inventory| {
             let member = config.member(&inventory.member)?;
@@ -369,7 +426,22 @@ impl Recovered {
         };
         let plans: Vec<(MemberRef, RepairPlan)> = fenced.iter().filter_map(plan).collect();
         let fenced = plans.iter().map(|(member, _)| member.clone()).collect();
-        Recovered { config: config.clone(), fenced, reference, plans }
+        Recovered { config: config.clone(), fenced, reference, plans, by_order }
+    }
+
+    /// What the config store is to hold once these members hold the log.
+    fn won(&self) -> Configuration {
+        let Recovered { config, fenced, reference, by_order, .. } = self;
+        let cut = by_order.map(|order| Cut {
+            epoch: config.epoch,
+            last: reference.last(),
+            ordered: match order {
+                Order::AcceptLoss(last) => Some(last),
+                Order::FromDisk => None,
+            },
+        });
+        let members = config.members.iter().filter_map(|member| fenced.iter().find(|fenced| fenced.id == member.id));
+        config.won_with(members.cloned().collect(), cut)
     }
 
     /// Gives each idle member its next task. The trim comes first: after the drops a member could no longer tell a trimmed
@@ -582,6 +654,8 @@ impl Promotion {
             epoch: Epoch(1),
             claim: self.draw_claim(),
             earlier: Vec::new(),
+            won: Epoch(0),
+            cuts: Vec::new(),
             version: Version(1),
             primary: self.me.clone(),
             members: found.iter().map(|(member, _)| member.clone()).take(wanted).collect(),
@@ -602,7 +676,7 @@ impl Promotion {
 
     fn on_swapped(&mut self, now: Time, outcome: SwapOutcome, out: &mut Vec<Output>) {
         let swap = match &self.state {
-            State::Claiming(swap) | State::Shrinking(_, swap) => swap.clone(),
+            State::Claiming(swap) | State::Winning(_, swap) => swap.clone(),
             _ => return,
         };
         match outcome.settle(&swap.proposed) {
@@ -613,7 +687,7 @@ impl Promotion {
             SwapOutcome::Conflict(Some(found)) if found.epoch >= swap.proposed.epoch => self.lose(found.epoch, out),
             SwapOutcome::Conflict(_) => self.pause(now),
             SwapOutcome::Applied => match std::mem::replace(&mut self.state, State::Over) {
-                State::Shrinking(recovered, swap) => out.push(Output::Won(swap.proposed, recovered.reference)),
+                State::Winning(recovered, swap) => out.push(Output::Won(swap.proposed, recovered.reference)),
                 _ => self.fence(now, swap.proposed, out),
             },
         }
@@ -656,7 +730,7 @@ impl Promotion {
             Ok(inventory) if inventory.boot != known.boot && !planted::has(Bug::StrangerTrusted) => {
                 let was_member = inventory.former.contains(&known.boot) && inventory.log == Some(fencing.config.log);
                 let synced = inventory.synced.map_or(Lsn(0), |synced| synced.last);
-                if was_member && self.rules.recover_from_disk == Some(fencing.config.log) {
+                if was_member && self.rules.recover_from_disk.is_some_and(|order| order.is_for(&fencing.config)) {
                     fencing.from_disk.insert(member.clone(), inventory);
                 }
                 Err(Absence::Reborn(was_member.then_some(synced)))
@@ -677,7 +751,7 @@ impl Promotion {
         let possible = self.note_word(now, mine, &member, failure);
         let promised = self.words.get(&member).map(|word| word.promised).filter(|_| possible);
         let State::Fencing(fencing) = &mut self.state else { return };
-        let accepted = self.rules.accept_loss.is_some_and(|accepted| accepted.log == fencing.config.log);
+        let accepted = self.rules.accept_loss.is_some_and(|accepted| accepted.is_for(&fencing.config));
         let answer = match promised {
             Some(promised) => Absence::Promised(promised),
             None => Absence::Silent(format!("it refuses epoch {mine}, and what it says of others cannot be true")),
@@ -703,7 +777,7 @@ impl Promotion {
     ) {
         let accepted = self.rules.accept_loss;
         let State::Repairing(Repairing { recovered, .. }) = &mut self.state else { return };
-        let Recovered { config, fenced, reference, plans } = recovered;
+        let Recovered { config, fenced, reference, plans, .. } = recovered;
         if let (Err(failure), true) = (&result, config.epoch == epoch && config.member(member).is_some()) {
             // The next attempt asks it again, and the store.
             if self.note_word(now, epoch, member, failure) {
@@ -716,7 +790,7 @@ impl Promotion {
         if inventory.boot != known.boot || self.unfit.contains(member) {
             return;
         }
-        let short = accepted.is_none_or(|accepted| accepted.log != config.log)
+        let short = accepted.is_none_or(|accepted| !accepted.is_for(config))
             && inventory.copies.iter().any(|copy| reference.falls_short_of(copy));
         if short {
             return self.pause(now);
@@ -740,7 +814,7 @@ impl Promotion {
         let State::Fencing(fencing) = &mut self.state else { return };
         let needed = needed.min(fencing.config.members.len());
         let patience_over = now >= fencing.since.plus(self.rules.fence_wait_ms);
-        let accepted = self.rules.accept_loss.filter(|accepted| accepted.log == fencing.config.log);
+        let accepted = self.rules.accept_loss.filter(|accepted| accepted.is_for(&fencing.config));
         let enough = |unfit: &BTreeSet<MemberId>| {
             let fenced = fencing.fenced_without(unfit);
             let witnesses = fenced.iter().filter(|inventory| inventory.witness).count();
@@ -776,7 +850,8 @@ impl Promotion {
             // Keep asking all members, even those that have answered: a person may restore what one of them has lost.
             Err(damage) => return fencing.damage = Some(damage),
         };
-        let recovered = Recovered::new(&fencing.config, reference, &fenced);
+        let by_order = accepted.map(|accepted| Order::AcceptLoss(accepted.last));
+        let recovered = Recovered::new(&fencing.config, reference, &fenced, by_order);
         self.repair(now, recovered, out);
     }
 
@@ -788,11 +863,12 @@ impl Promotion {
         let fit: Vec<&Inventory> = all.iter().copied().filter(|one| !self.unfit.contains(&one.member)).collect();
         let fenced = if fit.is_empty() { all } else { fit };
         let synced = fenced.iter().filter_map(|inventory| inventory.synced).max().map_or(Lsn(0), |synced| synced.last);
-        let accepted = self.rules.accept_loss.filter(|accepted| accepted.log == fencing.config.log);
+        let accepted = self.rules.accept_loss.filter(|accepted| accepted.is_for(&fencing.config));
         let least = accepted.map_or(synced, |accepted| accepted.last);
         match Reference::assemble_at_least(fenced.iter().copied(), &fencing.others, least) {
             Ok(reference) => {
-                let recovered = Recovered::new(&fencing.config, reference, &fenced);
+                let by_order = accepted.map_or(Order::FromDisk, |accepted| Order::AcceptLoss(accepted.last));
+                let recovered = Recovered::new(&fencing.config, reference, &fenced, Some(by_order));
                 self.repair(now, recovered, out);
             }
             Err(_) if !self.unfit.is_empty() => self.unfit.clear(),
@@ -825,8 +901,13 @@ impl Promotion {
                 self.go_on_repairing(out);
             }
             Err(failure) => {
-                self.note_word(now, epoch, task.member(), &failure);
+                let is_word = self.note_word(now, epoch, task.member(), &failure);
                 self.try_without([task.member().clone()], now);
+                // Another sidecar may lead by now: there is nothing to wait for.
+                if is_word {
+                    self.state = State::Reading;
+                    out.push(Output::ReadConfig);
+                }
             }
         }
     }
@@ -837,7 +918,8 @@ impl Promotion {
         self.pause(now);
     }
 
-    /// Starts the next tasks of all members; after the last one comes the swap of the set, then the win.
+    /// Starts the next tasks of all members. After the last one the config store learns of the win, and of the set that holds the log;
+    /// then it is won.
     fn go_on_repairing(&mut self, out: &mut Vec<Output>) {
         let State::Repairing(Repairing { recovered, tasks, .. }) = &mut self.state else { return };
         recovered.hand_out(tasks, out);
@@ -847,21 +929,18 @@ impl Promotion {
         let State::Repairing(Repairing { recovered, .. }) = std::mem::replace(&mut self.state, State::Over) else {
             return;
         };
-        if recovered.config.members.iter().all(|member| recovered.fenced.contains(member)) {
-            return out.push(Output::Won(recovered.config, recovered.reference));
-        }
-        let proposed = recovered.config.with_members(recovered.fenced.clone());
+        let proposed = recovered.won();
         if planted::has(Bug::ShrinkAssumed) {
             return out.push(Output::Won(proposed, recovered.reference));
         }
         let swap = Swap { expected: Some(recovered.config.stamp()), proposed };
         out.push(Output::Swap(swap.clone()));
-        self.state = State::Shrinking(recovered, swap);
+        self.state = State::Winning(recovered, swap);
     }
 
     fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
         match &mut self.state {
-            State::Claiming(swap) | State::Shrinking(_, swap) if self.swap_again.take_if(|at| now >= *at).is_some() => {
+            State::Claiming(swap) | State::Winning(_, swap) if self.swap_again.take_if(|at| now >= *at).is_some() => {
                 out.push(Output::Swap(swap.clone()));
             }
             State::Pausing(until) if now >= *until => {

@@ -123,7 +123,7 @@ impl Reference {
         if let Some(damage) = contradiction(&copies) {
             return Err(damage);
         }
-        let reference = Reference::from_copies(trims, &copies, &closed_copies(others), None)?;
+        let reference = Reference::from_copies(&trims, &copies, &closed_copies(others), None)?;
         // What is trimmed was acknowledged, so it was part of the log.
         if trims.believed > reference.last().next() {
             return Err(Damage::Missing { segment: reference.last_segment(), last: trims.believed.prev() });
@@ -147,7 +147,7 @@ impl Reference {
         let others = closed_copies(others);
         let mut limit = None;
         loop {
-            let found = Reference::from_copies(trims, &copies, &others, limit);
+            let found = Reference::from_copies(&trims, &copies, &others, limit);
             if let Ok(reference) = &found
                 && reference.last() >= least
             {
@@ -205,7 +205,7 @@ impl Reference {
 
     /// The furthest end, or the one at `limit`, and back from there.
     fn from_copies(
-        trims: Trims,
+        trims: &Trims<'_>,
         copies: &Copies<'_>,
         others: &Copies<'_>,
         limit: Option<Lsn>,
@@ -233,7 +233,7 @@ impl Reference {
             let corrupt = || reaching().filter(|copy| !sound(copy));
             let found = found.or_else(|| corrupt().find_map(|copy| ClosedSegment::elsewhere(copy, others)));
             let Some(found) = found else {
-                if last < trims.said && !segments.is_empty() && !any_sound_below(copies, segment) {
+                if last < trims.said && !segments.is_empty() && !trims.any_sound_below(copies, segment) {
                     trimmed = last.next();
                     break;
                 }
@@ -274,26 +274,34 @@ impl Reference {
 type Copies<'a> = BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>>;
 
 /// From where on the log is needed, as members say.
-#[derive(Clone, Copy, Debug)]
-struct Trims {
+#[derive(Clone, Debug)]
+struct Trims<'a> {
     /// Two members say so, or the only one: what is older may be deleted. One member's word would delete what the others hold.
     believed: Lsn,
     /// Some member says so. That excuses what nobody holds, and deletes nothing.
     said: Lsn,
+    /// Those whose copies show that what lies before a gap is needed: witnesses, if there are any. Another member may hold an older
+    /// copy of what has long been trimmed.
+    counting: BTreeSet<&'a MemberId>,
 }
 
-impl Trims {
-    fn of(inventories: &[&Inventory]) -> Trims {
+impl<'a> Trims<'a> {
+    fn of(inventories: &[&'a Inventory]) -> Trims<'a> {
+        let any = inventories.iter().any(|inventory| inventory.witness);
+        let counting = inventories.iter().filter(|inventory| inventory.witness || !any);
+        let counting = counting.map(|inventory| &inventory.member).collect();
         let mut said: Vec<Lsn> = inventories.iter().map(|inventory| inventory.trimmed).collect();
         said.sort_unstable_by(|a, b| b.cmp(a));
         let believed = said.get(usize::from(!planted::has(Bug::OneTrimIsEnough))).or(said.first());
-        Trims { believed: believed.copied().unwrap_or_default(), said: said.first().copied().unwrap_or_default() }
+        let (believed, said) = (believed.copied().unwrap_or_default(), said.first().copied().unwrap_or_default());
+        Trims { believed, said, counting }
     }
-}
 
-/// True if some member holds records of a segment before this one.
-fn any_sound_below(copies: &Copies<'_>, segment: SegmentId) -> bool {
-    copies.range(..segment).flat_map(|(_, copies)| copies).any(|(_, copy)| is_sound(copy))
+    /// True if some member that counts holds records of a segment before this one.
+    fn any_sound_below(&self, copies: &Copies<'_>, segment: SegmentId) -> bool {
+        let below = copies.range(..segment).flat_map(|(_, copies)| copies);
+        below.into_iter().any(|(member, copy)| self.counting.contains(member) && is_sound(copy))
+    }
 }
 
 /// The copies that count.

@@ -82,6 +82,12 @@ pub struct FenceRequest {
     /// those epochs to another claim knows by it that the store has gone back.
     #[serde(default)]
     pub earlier: Vec<Claim>,
+    /// The last epoch that had a primary, as the config store has it.
+    pub won: Epoch,
+    /// The identity with which this backup is in the set, if it is. Then it had promised that epoch, and knows by it that its folder
+    /// has been put back if it finds an older promise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined: Option<BootId>,
     /// Report the copies after this segment, or all if there is none. The first page's request does the fencing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<SegmentId>,
@@ -96,10 +102,18 @@ pub struct InventoryRequest {
 }
 
 impl FenceRequest {
-    /// The fence of a configuration's epoch, with the first page of what is there.
-    pub fn of(group: GroupName, config: &Configuration) -> FenceRequest {
+    /// The fence of a configuration's epoch for this backup, with the first page of what is there.
+    pub fn of(group: GroupName, config: &Configuration, backup: &MemberId) -> FenceRequest {
         let caller = Caller { group, log: config.log, epoch: config.epoch };
-        FenceRequest { caller, claim: config.claim, earlier: config.earlier.clone(), after: None }
+        let joined = config.member(backup).map(|member| member.boot);
+        FenceRequest {
+            caller,
+            claim: config.claim,
+            earlier: config.earlier.clone(),
+            won: config.won,
+            joined,
+            after: None,
+        }
     }
 }
 

@@ -103,6 +103,8 @@ mod tests {
             epoch: Epoch(epoch),
             claim: Claim(1),
             earlier: Vec::new(),
+            won: Epoch(0),
+            cuts: Vec::new(),
             version: Version(epoch),
             primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
             members: Vec::new(),

@@ -125,8 +125,10 @@ faults! {
     NoError = 400 "error completion never delivered",
     /// A key or queue pair number means something else than it did before.
     NumberReused = 1000 "key or queue pair number reused",
-    /// A member says that records are trimmed which are not. Drawn apart.
-    MemberLies = 0 "member lies about what is trimmed",
+    /// A member says that records are trimmed which are not, or that it has promised a later epoch. Drawn apart.
+    MemberLies = 0 "member lies",
+    /// A member's folder comes back from before a failover, and those that have the newer log are late. Drawn apart.
+    FolderStale = 0 "flush folder put back from an older copy",
     /// Two sidecars that are down start with each other's address. Drawn apart.
     AddressesChange = 0 "addresses of sidecars exchanged",
     /// The file of a closed segment cannot be written, though smaller writes pass: the disk is almost full. Drawn apart.

@@ -53,7 +53,7 @@ use pull::{PullEvent, PullNo};
 use queue::{MS, Micros, Queue};
 pub(crate) use reading::BOARD;
 use reading::Reading;
-use sidecar::{Notice, Process, Role, Sidecar, TICK};
+use sidecar::{Notice, Process, Sidecar, TICK};
 use store::{Store, StoreCall};
 
 /// Once the faults have stopped and a sound member is there, an append is acknowledged within this time: claims race and
@@ -261,6 +261,7 @@ impl World {
                 self.grow();
                 self.refill();
                 self.outlast_the_liar();
+                self.survive_a_folder_put_back();
                 self.survive_damage();
                 self.survive_darkness();
             }
@@ -371,6 +372,43 @@ impl World {
         }
         if !self.serves_again() {
             broken("Liveness", "a member that no longer lies holds up the group".to_owned());
+        }
+    }
+
+    /// A member's folder is put back from before the last failover, and the other members are late: what has been acknowledged since
+    /// is theirs alone.
+    fn survive_a_folder_put_back(&mut self) {
+        if !self.deceit.puts_back() || self.plan.durability != Durability::Flushed {
+            return;
+        }
+        self.let_calls_end();
+        let Some(config) = self.whole_group().filter(|config| config.members.len() >= 2) else { return };
+        let victim = self.deceit.pick(&config.members).id.clone();
+        let no = self.host_of(&victim);
+        let folder = self.hosts[no.0].files.copy();
+        self.kill_primaries();
+        let calm = self.queue.now();
+        while self.whole_group().is_none_or(|now| now.epoch == config.epoch) && self.queue.now() < calm + RETURN_MAX {
+            self.step();
+        }
+        let more = self.deceit.within(100, 1000) * MS;
+        self.play_for(more);
+        self.let_calls_end();
+        let Some(config) = self.whole_group() else { return };
+        if config.member(&victim).is_none_or(|member| member.boot != self.hosts[no.0].boot) {
+            return;
+        }
+        self.put_back(no, folder);
+        self.kill_primaries();
+        let others: Vec<HostNo> =
+            config.members.iter().map(|member| self.host_of(&member.id)).filter(|other| *other != no).collect();
+        others.iter().for_each(|other| self.kill_host(*other));
+        self.start_host(no);
+        let late = self.deceit.within(50, 3000) * MS;
+        self.play_for(late);
+        others.into_iter().for_each(|other| self.restart_host(other));
+        if !self.serves_again() {
+            self.check_outage();
         }
     }
 
@@ -511,9 +549,12 @@ impl World {
         self.last_ack = now;
     }
 
-    /// The group serves again: somebody has acknowledged since the faults stopped and has read everything back.
+    /// The group serves again: somebody has acknowledged since the faults stopped and has read everything back. One whose epoch has
+    /// passed may learn late what was completed before.
     fn serves(&self) -> bool {
-        let reads = |sidecar: &&Sidecar| matches!(sidecar.role, Role::Primary(_)) && sidecar.app.has_read_all();
+        let epoch = self.store.content().map(|config| config.epoch);
+        let leads = |sidecar: &Sidecar| sidecar.lead().is_some_and(|lead| Some(lead.epoch) == epoch);
+        let reads = |sidecar: &&Sidecar| leads(sidecar) && sidecar.app.has_read_all();
         self.acks_without_faults >= 3
             && self.sidecars.iter().filter(|sidecar| sidecar.process == Process::Up).any(|sidecar| reads(&sidecar))
     }

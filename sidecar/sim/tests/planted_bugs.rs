@@ -65,9 +65,10 @@ hunts! {
     follower_goes_back FollowerGoesBack after 654;
     any_line_is_new AnyLineIsNew after 10;
     beats_in_every_role BeatsInEveryRole after 48;
-    one_trim_is_enough OneTrimIsEnough after 218;
+    one_trim_is_enough OneTrimIsEnough after 599;
+    put_back_is_believed PutBackIsBelieved after 53;
     word_is_latched WordIsLatched after 91;
-    spare_is_believed SpareIsBelieved after 91;
+    spare_is_believed SpareIsBelieved after 455;
     steps_down_at_once StepsDownAtOnce after 41;
     newcomer_unflushed NewcomerUnflushed after 1198 under Flushed;
     unknown_is_refused UnknownIsRefused after 406;
@@ -90,7 +91,7 @@ hunts! {
     table_zero_is_free TableZeroIsFree after 100;
     lost_buffer_is_free LostBufferIsFree after 12;
     marks_ignored MarksIgnored after 42;
-    stale_promise_believed StalePromiseBelieved after 906 under Flushed;
+    stale_promise_believed StalePromiseBelieved after 1965 under Flushed;
     image_unverified ImageUnverified after 186;
     rot_is_left RotIsLeft after 20;
     completion_before_placement CompletionBeforePlacement after 197;

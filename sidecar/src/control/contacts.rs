@@ -256,6 +256,8 @@ mod tests {
             epoch: Epoch(1),
             claim: Claim(1),
             earlier: Vec::new(),
+            won: Epoch(0),
+            cuts: Vec::new(),
             version: Version(1),
             primary: PrimaryRef { id: "first".parse().unwrap(), control: String::new() },
             members: members.to_vec(),

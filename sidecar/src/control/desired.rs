@@ -3,8 +3,8 @@
 //! Fixed by options where the config store is a file; told by the `ReplicaGroup` where it is the Kubernetes API
 //! ([`store`](crate::store)). Read by every role.
 
-use tailwind_protocol::ids::{Epoch, LogId, MemberId, SidecarId};
-use tailwind_protocol::promotion::AcceptedLoss;
+use tailwind_protocol::ids::{Epoch, MemberId, SidecarId};
+use tailwind_protocol::promotion::{AcceptedLoss, DiskRecovery};
 
 /// What a sidecar that only reads says while it may not.
 pub const READS_DISABLED: &str =
@@ -26,7 +26,7 @@ pub struct DesiredState {
     /// A person has accepted that the log may end early.
     pub accept_loss: Option<AcceptedLoss>,
     /// A person has ordered that this log is recovered from disks.
-    pub recover_from_disk: Option<LogId>,
+    pub recover_from_disk: Option<DiskRecovery>,
     /// A standby that shall take over from a primary that is well.
     pub switchover: Option<Switchover>,
 }

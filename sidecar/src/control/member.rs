@@ -73,9 +73,9 @@ impl MemberLink {
     pub fn new(context: &Context, config: &Configuration, member: MemberRef) -> MemberLink {
         MemberLink {
             client: context.backup(&member.id, Some(&member.control)),
+            fence: FenceRequest::of(context.group.clone(), config, &member.id),
             member,
             caller: Caller { group: context.group.clone(), log: config.log, epoch: config.epoch },
-            fence: FenceRequest::of(context.group.clone(), config),
             sender: Arc::clone(&context.sender),
             durability: context.rules.durability,
             timeout: context.rules.rpc_timeout,

@@ -62,8 +62,8 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     if let Some(accepted) = &rules.accept_loss {
         tracing::warn!(%accepted, "ordered: the log may end early, even if later records were acknowledged");
     }
-    if let Some(log) = &rules.recover_from_disk {
-        tracing::warn!(%log, "ordered: recover the log from disk");
+    if let Some(order) = &rules.recover_from_disk {
+        tracing::warn!(%order, "ordered: recover the log from disk");
     }
     // A few for each member; what is under way when the promotion ends ends with it.
     let mut tasks: JoinSet<Answer> = JoinSet::new();
@@ -119,7 +119,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
             () = context.desires(|now| !now.wants_the_same(&desired)) => return Outcome::Disturbed,
         };
         if let Input::Read(Ok(Some(found))) = &input {
-            orders.compare(found.log);
+            orders.compare(found);
         }
         machine.step(now(), input, &mut outputs);
     }

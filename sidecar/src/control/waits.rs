@@ -5,8 +5,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tailwind_protocol::ids::LogId;
-use tailwind_protocol::promotion::{self, AcceptedLoss};
+use tailwind_protocol::config::Configuration;
+use tailwind_protocol::promotion::{self, AcceptedLoss, DiskRecovery};
 use tailwind_report::readiness::{Waiting, WaitsFor};
 use tokio::time::Instant;
 
@@ -61,28 +61,39 @@ pub fn word(waiting: &promotion::Waiting) -> WaitsFor {
     }
 }
 
-/// What an operator has ordered of a promotion, compared with the log that the group has.
+/// What an administrator has ordered of a promotion, compared with the log that the group has.
 #[derive(Debug)]
 pub struct Orders {
-    /// What was ordered, and for which log.
-    given: Vec<(&'static str, LogId)>,
-    /// The orders that are for another log than this group's.
+    accept_loss: Option<AcceptedLoss>,
+    recover_from_disk: Option<DiskRecovery>,
+    /// The orders that have no effect, and why.
     mistaken: Option<String>,
 }
 
 impl Orders {
     /// What the desired state orders.
-    pub fn new(accept_loss: Option<AcceptedLoss>, recover_from_disk: Option<LogId>) -> Orders {
-        let accepted = accept_loss.map(|accepted| ("the loss of records is accepted for", accepted.log));
-        let recovery = recover_from_disk.map(|log| ("the recovery from disk is ordered for", log));
-        Orders { given: accepted.into_iter().chain(recovery).collect(), mistaken: None }
+    pub fn new(accept_loss: Option<AcceptedLoss>, recover_from_disk: Option<DiskRecovery>) -> Orders {
+        Orders { accept_loss, recover_from_disk, mistaken: None }
     }
 
-    /// The config store names this log. An order for another one has no effect, and is said to have none.
-    pub fn compare(&mut self, log: LogId) {
-        let others = self.given.iter().filter(|(_, ordered)| *ordered != log);
-        let others = others.map(|(what, ordered)| format!("{what} log {ordered}")).collect::<Vec<_>>().join(", ");
-        let mistaken = (!others.is_empty()).then(|| format!("{others}, but the log of this group is {log}"));
+    /// The config store has this. An order for another log, or one that has been carried out, has no effect, and is said to have none.
+    pub fn compare(&mut self, found: &Configuration) {
+        let Configuration { log, won, .. } = found;
+        let accepted = self.accept_loss.filter(|order| !order.is_for(found)).map(|order| match order.log == *log {
+            true => format!("the loss of records after LSN {} was accepted once, and has been made use of", order.last),
+            false => {
+                format!("the loss of records is accepted for log {}, but the log of this group is {log}", order.log)
+            }
+        });
+        let recovery = self.recover_from_disk.filter(|order| !order.is_for(found)).map(|order| {
+            format!(
+                "the recovery from disk is ordered for {order}, but the log of this group is {log}, and epoch {won} the last that \
+                 had a primary: {}",
+                DiskRecovery { log: *log, after: *won }
+            )
+        });
+        let mistaken: Vec<String> = accepted.into_iter().chain(recovery).collect();
+        let mistaken = (!mistaken.is_empty()).then(|| mistaken.join("; "));
         if mistaken != self.mistaken {
             mistaken.iter().for_each(|why| tracing::warn!(%why, "an order has no effect"));
             self.mistaken = mistaken;
@@ -113,6 +124,9 @@ impl Orders {
 
 #[cfg(test)]
 mod tests {
+    use tailwind_protocol::config::{Cut, PrimaryRef};
+    use tailwind_protocol::ids::{Claim, Epoch, LogId, Lsn, Version};
+
     use super::*;
 
     fn desired(backups: &[(&str, &str)]) -> DesiredState {
@@ -143,21 +157,40 @@ mod tests {
     }
 
     #[test]
-    fn an_order_for_another_log_names_this_groups() {
-        let (mine, other) = (LogId(0xabc), LogId(0xdef));
+    fn an_order_that_has_no_effect_names_the_one_that_would_have() {
+        let (log, other) = (LogId(0xabc), LogId(0xdef));
+        let order = |log, after| DiskRecovery { log, after: Epoch(after) };
+        let cuts = vec![Cut { epoch: Epoch(7), last: Lsn(45), ordered: Some(Lsn(40)) }];
+        let primary = PrimaryRef { id: "s0".parse().unwrap(), control: String::new() };
+        let (epoch, claim, version) = (Epoch(9), Claim(1), Version(3));
+        let (earlier, members) = (Vec::new(), Vec::new());
+        let found = Configuration { log, epoch, claim, earlier, won: Epoch(7), cuts, version, primary, members };
         let waiting =
             promotion::Waiting::Members { fenced: 0, needed: 2, missing: "b0 (its memory is new)".to_owned() };
-        let told = |ordered| {
-            let mut orders = Orders::new(None, Some(ordered));
-            orders.compare(mine);
+        let told = |accepted, ordered| {
+            let mut orders = Orders::new(accepted, ordered);
+            orders.compare(&found);
             orders.explain(&waiting, &desired(&[]), &[])
         };
-        assert_eq!(told(mine), waiting.to_string());
+        assert_eq!(told(None, Some(order(log, 7))), waiting.to_string());
+        for (log_ordered, after) in [(other, 7), (log, 6), (log, 9)] {
+            assert_eq!(
+                told(None, Some(order(log_ordered, after))),
+                format!(
+                    "{waiting}; the recovery from disk is ordered for {log_ordered}/{after}, but the log of this group is {log}, \
+                     and epoch 7 the last that had a primary: {log}/7"
+                )
+            );
+        }
+        let accepted = |log, last| Some(AcceptedLoss { log, last: Lsn(last) });
+        assert_eq!(told(accepted(log, 41), None), waiting.to_string());
         assert_eq!(
-            told(other),
-            format!(
-                "{waiting}; the recovery from disk is ordered for log {other}, but the log of this group is {mine}"
-            )
+            told(accepted(log, 40), None),
+            format!("{waiting}; the loss of records after LSN 40 was accepted once, and has been made use of")
+        );
+        assert_eq!(
+            told(accepted(other, 40), None),
+            format!("{waiting}; the loss of records is accepted for log {other}, but the log of this group is {log}")
         );
     }
 

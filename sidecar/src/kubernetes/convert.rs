@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use serde::Deserialize as _;
 use tailwind_crds::view::{GroupView, Lenient, SpecView};
-use tailwind_crds::{LogMember, LogPrimary, LogStatus, Transport};
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
-use tailwind_protocol::ids::{Claim, Epoch, Version};
+use tailwind_crds::{LogCut, LogMember, LogPrimary, LogStatus, Transport};
+use tailwind_protocol::config::{Configuration, Cut, Durability, MemberRef, PrimaryRef};
+use tailwind_protocol::ids::{Claim, Epoch, Lsn, Version};
 use tailwind_protocol::layout::SegmentSize;
 
 use crate::control::desired::{DesiredState, Switchover};
@@ -44,7 +44,7 @@ pub(super) fn desired(group: &GroupView) -> DesiredState {
         fenced: group.spec.fenced,
         may_read: group.spec.may_read(),
         accept_loss: group.spec.accept_loss_up_to.as_deref().and_then(|word| word.parse().ok()),
-        recover_from_disk: group.spec.recover_from_disk.as_deref().and_then(|log| log.parse().ok()),
+        recover_from_disk: group.spec.recover_from_disk.as_deref().and_then(|word| word.parse().ok()),
         switchover,
     }
 }
@@ -64,9 +64,10 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
     fn text<T: FromStr<Err: fmt::Display>>(what: &str, value: &str) -> Result<T, String> {
         value.parse().map_err(|error| format!("{what}: {error}"))
     }
-    let LogStatus { id, epoch, claim, earlier_claims, version, primary, members } = log;
+    let LogStatus { id, epoch, claim, earlier_claims, won_epoch, cuts, version, primary, members } = log;
     let claimed =
         |claim: &String| u64::from_str_radix(claim, 16).map(Claim).map_err(|error| format!("claim `{claim}`: {error}"));
+    let cut = |cut: &LogCut| Cut { epoch: Epoch(cut.epoch), last: Lsn(cut.last), ordered: cut.ordered.map(Lsn) };
     let member = |member: &LogMember| {
         Ok(MemberRef {
             id: text("members.name", &member.name)?,
@@ -79,6 +80,8 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
         epoch: Epoch(*epoch),
         claim: claimed(claim)?,
         earlier: earlier_claims.iter().map(claimed).collect::<Result<_, String>>()?,
+        won: Epoch(*won_epoch),
+        cuts: cuts.iter().map(cut).collect(),
         version: Version(*version),
         primary: PrimaryRef { id: text("primary.name", &primary.name)?, control: primary.control.clone() },
         members: members.iter().map(member).collect::<Result<_, String>>()?,
@@ -86,8 +89,9 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
 }
 
 pub(super) fn log_status(config: &Configuration) -> LogStatus {
-    let Configuration { log, epoch, claim, earlier, version, primary, members } = config;
+    let Configuration { log, epoch, claim, earlier, won, cuts, version, primary, members } = config;
     let hexadecimal = |claim: &Claim| format!("{:016x}", claim.0);
+    let cut = |cut: &Cut| LogCut { epoch: cut.epoch.0, last: cut.last.0, ordered: cut.ordered.map(|lsn| lsn.0) };
     let member = |member: &MemberRef| LogMember {
         name: member.id.to_string(),
         boot: member.boot.to_string(),
@@ -98,6 +102,8 @@ pub(super) fn log_status(config: &Configuration) -> LogStatus {
         epoch: epoch.0,
         claim: hexadecimal(claim),
         earlier_claims: earlier.iter().map(hexadecimal).collect(),
+        won_epoch: won.0,
+        cuts: cuts.iter().map(cut).collect(),
         version: version.0,
         primary: LogPrimary { name: primary.id.to_string(), control: primary.control.clone() },
         members: members.iter().map(member).collect(),

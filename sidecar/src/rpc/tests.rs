@@ -454,7 +454,7 @@ fn pages(calls: Arc<Mutex<Vec<Option<SegmentId>>>>, trims: usize) -> Router {
 #[tokio::test]
 async fn an_inventory_is_read_page_by_page() {
     let caller = Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(3) };
-    let request = FenceRequest { caller, claim: Claim(3), earlier: vec![], after: None };
+    let request = FenceRequest { caller, claim: Claim(3), earlier: vec![], won: Epoch(0), joined: None, after: None };
     let ask = async |trims, newest| {
         let calls = Arc::new(Mutex::default());
         let client = serving(pages(Arc::clone(&calls), trims)).await;

@@ -54,7 +54,7 @@ struct Open {
 
 /// Each epoch has one claim here, its own number.
 fn fence(caller: Caller) -> FenceRequest {
-    FenceRequest { claim: Claim(caller.epoch.0), earlier: Vec::new(), caller, after: None }
+    FenceRequest { claim: Claim(caller.epoch.0), earlier: Vec::new(), caller, won: Epoch(0), joined: None, after: None }
 }
 
 /// What the daemon's user may show; made by the daemon at its first start.

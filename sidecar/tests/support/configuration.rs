@@ -16,6 +16,8 @@ pub(crate) fn configuration(epoch: u64) -> Configuration {
         epoch: Epoch(epoch),
         claim: Claim(epoch),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(epoch),
         primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
         members: (0..BACKUPS).map(member).collect(),

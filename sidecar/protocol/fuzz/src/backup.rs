@@ -175,7 +175,16 @@ impl World {
                 let earlier = vec![Claim(epoch.0.wrapping_sub(1)); usize::from(what % 3)];
                 let after = (what.is_multiple_of(5)).then(|| SegmentId(input.number(0)));
                 let claim = Claim(epoch.0);
-                Order::Ask(Request::Fence(FenceRequest { caller: Caller { epoch, ..caller }, claim, earlier, after }))
+                let won = Epoch(epoch.0.saturating_sub(u64::from(what % 4)));
+                let joined = what.is_multiple_of(2).then(|| self.backup.inventory().boot);
+                Order::Ask(Request::Fence(FenceRequest {
+                    caller: Caller { epoch, ..caller },
+                    claim,
+                    earlier,
+                    won,
+                    joined,
+                    after,
+                }))
             }
             2..=4 => {
                 let purpose = if what.is_multiple_of(3) { Purpose::Install } else { Purpose::Append };

@@ -49,6 +49,9 @@ impl Backup {
                 None => Ok(Some(Reply::Inventory(self.page(request.after)))),
             };
         }
+        if let Some(doubt) = self.put_back(request) {
+            self.add_doubts(&[doubt]);
+        }
         let (log, claim) = (Some(caller.log), Some(request.claim));
         self.promise = Promise { log, epoch: caller.epoch, claim, ..self.promise.clone() };
         if !planted::has(Bug::EpochNotPersisted) {
@@ -93,6 +96,18 @@ impl Backup {
             (Some(known), Some(claim)) if known != *claim => Err(Refusal::ClaimedBefore { promised }),
             _ => Ok(()),
         }
+    }
+
+    /// Every member of the set has promised each epoch that had a primary since it joined. If this one has not, whoever put its
+    /// folder back has put back the promise as well: what has been acknowledged since is not here, and nothing else shows it.
+    fn put_back(&self, request: &FenceRequest) -> Option<String> {
+        let (promised, won) = (self.promise.epoch, request.won);
+        if request.joined != Some(self.boot) || promised >= won || planted::has(Bug::PutBackIsBelieved) {
+            return None;
+        }
+        Some(format!(
+            "epoch {promised} is the last that was promised, and this backup was a member in epoch {won}: what it holds is an older copy"
+        ))
     }
 
     pub(super) fn on_scanned(&mut self, slot: Slot, tail: Tail, out: &mut Vec<Output>) {

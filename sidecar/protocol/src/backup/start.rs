@@ -273,6 +273,13 @@ impl Backup {
         if doubts.is_empty() {
             return;
         }
+        self.add_doubts(doubts);
+        // Persisted before anything that was found is changed.
+        out.insert(0, Output::Persist(self.promise.clone()));
+    }
+
+    /// Adds them to what the promise says; to be persisted.
+    pub(super) fn add_doubts(&mut self, doubts: &[String]) {
         let mut why = self.promise.doubt.take().map(|doubt| doubt.why).unwrap_or_default();
         for doubt in doubts {
             if !why.contains(doubt.as_str()) {
@@ -284,8 +291,6 @@ impl Backup {
             why.truncate(cut);
         }
         self.promise.doubt = Some(Doubt { epoch: self.promise.epoch, why });
-        // Persisted before anything that was found is changed.
-        out.insert(0, Output::Persist(self.promise.clone()));
     }
 }
 

@@ -50,7 +50,14 @@ fn ask(backup: &mut Backup, request: Request) -> Vec<Output> {
 }
 
 fn fence(epoch: u64) -> Request {
-    Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(epoch), earlier: Vec::new(), after: None })
+    Request::Fence(FenceRequest {
+        caller: caller(epoch),
+        claim: Claim(epoch),
+        earlier: Vec::new(),
+        won: Epoch(0),
+        joined: None,
+        after: None,
+    })
 }
 
 fn open(identity: SegmentIdentity) -> Request {
@@ -94,7 +101,14 @@ fn unreachable_epoch_is_refused() {
 #[test]
 fn lists_are_bounded() {
     let with_claims = |count| {
-        Request::Fence(FenceRequest { caller: caller(6), claim: Claim(6), earlier: vec![Claim(5); count], after: None })
+        Request::Fence(FenceRequest {
+            caller: caller(6),
+            claim: Claim(6),
+            earlier: vec![Claim(5); count],
+            won: Epoch(0),
+            joined: None,
+            after: None,
+        })
     };
     assert!(refused(&mut bound(), with_claims(CLAIMS_KEPT + 1)).contains("earlier claims"));
     assert!(matches!(ask(&mut bound(), with_claims(CLAIMS_KEPT)).as_slice(), [Output::Persist(_), ..]));
@@ -164,7 +178,14 @@ fn dropped() -> (Backup, SlotRow) {
     let mut backup =
         started(Found { promise, rows: vec![(slot, row)], owed: vec![(identity, closed)], ..Found::default() });
     backup.step(Input::Verified(slot, true), &mut Vec::new());
-    let fenced = FenceRequest { caller: caller(5), claim: Claim(5), earlier: vec![Claim(4)], after: None };
+    let fenced = FenceRequest {
+        caller: caller(5),
+        claim: Claim(5),
+        earlier: vec![Claim(4)],
+        won: Epoch(0),
+        joined: None,
+        after: None,
+    };
     ask(&mut backup, Request::Fence(fenced));
     let copies = backup.inventory().copies;
     let out = ask(&mut backup, Request::Drop(DropRequest { caller: caller(5), copies }));

@@ -108,7 +108,7 @@ fn caller(epoch: u64) -> Caller {
 /// Each epoch has one claim here, its own number.
 fn fence(caller: Caller) -> FenceRequest {
     let earlier = (1..caller.epoch.0).rev().map(Claim).collect();
-    FenceRequest { claim: Claim(caller.epoch.0), earlier, caller, after: None }
+    FenceRequest { claim: Claim(caller.epoch.0), earlier, caller, won: Epoch(0), joined: None, after: None }
 }
 
 fn identity(segment: u64, epoch: u64) -> SegmentIdentity {

@@ -106,7 +106,14 @@ fn caller(epoch: u64) -> Caller {
 /// Each epoch has one claim here, ten times its number.
 fn fence(epoch: u64) -> FenceRequest {
     let earlier = (1..epoch).rev().take(32).map(|epoch| Claim(epoch.wrapping_mul(10))).collect();
-    FenceRequest { caller: caller(epoch), claim: Claim(epoch.wrapping_mul(10)), earlier, after: None }
+    FenceRequest {
+        caller: caller(epoch),
+        claim: Claim(epoch.wrapping_mul(10)),
+        earlier,
+        won: Epoch(0),
+        joined: None,
+        after: None,
+    }
 }
 
 fn identity(segment: u64) -> SegmentIdentity {
@@ -177,6 +184,30 @@ fn flush_note_of_a_trimmed_segment_is_no_doubt() {
     let flushed = vec![(identity(1), Offset(552)), (identity(2), Offset(0))];
     let fixture = Fixture::start(Found { promise: trimmed, files: owed(&[1]), flushed, ..Found::default() });
     assert!(fixture.backup.is_witness(), "{:?}", fixture.backup.damage());
+}
+
+/// Only its own memory or disk could tell what it lacks, and they are the older ones too.
+#[test]
+fn member_that_has_promised_less_than_was_won_is_no_witness() {
+    let found = || Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() };
+    for (won, joined, put_back) in [(3, Some(1), false), (4, Some(1), true), (4, Some(2), false), (4, None, false)] {
+        let mut fixture = Fixture::start(found());
+        let joined = joined.map(BootId);
+        let request = FenceRequest { won: Epoch(won), joined, ..fence(6) };
+        let Reply::Inventory(inventory) = fixture.ask(Request::Fence(request.clone())) else { panic!("fenced") };
+        assert_eq!(inventory.witness, !put_back, "won {won}, joined {joined:?}: {:?}", inventory.damage);
+        let persisted = fixture.out.iter().find_map(|output| match output {
+            Output::Persist(promise) => Some(promise.clone()),
+            _ => None,
+        });
+        let promise = persisted.expect("a promise");
+        assert_eq!((promise.epoch, promise.doubt.is_some()), (Epoch(6), put_back), "in one block");
+        // The candidate dies, and the backup too.
+        let mut fixture = Fixture::start(Found { promise, ..found() });
+        let request = FenceRequest { caller: caller(7), claim: Claim(70), earlier: fence(7).earlier, ..request };
+        let Reply::Inventory(inventory) = fixture.ask(Request::Fence(request)) else { panic!("fenced") };
+        assert_eq!(inventory.witness, !put_back, "it is not forgotten");
+    }
 }
 
 /// Each of these says nothing about which records it hit.
@@ -285,7 +316,14 @@ fn epoch_belongs_to_the_claim_it_was_promised_to() {
     let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     let claimed = |claim, earlier: &[u64], epoch| {
         let earlier = earlier.iter().map(|claim| Claim(*claim)).collect();
-        Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(claim), earlier, after: None })
+        Request::Fence(FenceRequest {
+            caller: caller(epoch),
+            claim: Claim(claim),
+            earlier,
+            won: Epoch(0),
+            joined: None,
+            after: None,
+        })
     };
     let before = Reply::Refused(Refusal::ClaimedBefore { promised: Epoch(3) });
     assert_eq!(fixture.ask(claimed(31, &[20], 3)), before, "another claim of the epoch");

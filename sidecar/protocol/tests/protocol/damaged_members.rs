@@ -1,10 +1,10 @@
 //! Damage is never absence (S12), nor is anything sound given up by itself (S13): what a promotion believes of members that
 //! have lost something, that come late, or that know more than the config store.
 
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::config::{CUTS_KEPT, Configuration, Cut, MemberRef, PrimaryRef, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::promotion::{AcceptedLoss, Input, Output, Promotion, Rules, Waiting};
+use tailwind_protocol::promotion::{AcceptedLoss, DiskRecovery, Input, Output, Promotion, Rules, Waiting};
 use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory, Synced};
 
 use CopyState::{Closed, Corrupt, Damaged, Open};
@@ -23,6 +23,8 @@ fn config(members: u128) -> Configuration {
         epoch: Epoch(5),
         claim: Claim(55),
         earlier: vec![Claim(44)],
+        won: Epoch(4),
+        cuts: Vec::new(),
         version: Version(5),
         primary: sidecar("s2"),
         members: (1..=members).map(member).collect(),
@@ -101,7 +103,7 @@ impl Fixture {
             retry_ms: 10,
             repair_timeout_ms: 1000,
             accept_loss,
-            recover_from_disk,
+            recover_from_disk: recover_from_disk.map(|log| DiskRecovery { log, after: Epoch(4) }),
         };
         let mut out = Vec::new();
         let machine = Promotion::start(sidecar("s1"), rules, LogId(9), 7, &mut out);
@@ -365,6 +367,9 @@ fn word_that_is_repeated_holds() {
     for _ in 0..10 {
         fixture.now = fixture.now.plus(DISK_WAIT_MS / 2);
         assert_eq!(fixture.refused(1, Failure::Superseded(Epoch(9))), [Output::ReadConfig]);
+        assert_eq!(fixture.refused(1, Failure::Superseded(Epoch(9))), [], "one read at a time");
+        fixture.step(Input::Read(Ok(Some(claimed(3)))));
+        assert!(matches!(fixture.waiting(), Some(Waiting::StoreIsOlder { .. })), "{:?}", fixture.out);
         fixture.step(Input::Tick);
         assert!(matches!(fixture.out[..], [Output::Fence(..)]), "{:?}", fixture.out);
     }
@@ -390,9 +395,8 @@ fn member_that_gives_its_word_when_it_is_to_be_repaired_is_left_out() {
     (1..=3).for_each(|number| drop(fixture.fenced(sound(number, 15)).to_vec()));
     let (epoch, task) = fixture.out.iter().find_map(Output::task).expect("there is something to repair");
     let liar: u128 = task.member().as_str()[1..].parse().expect("a number");
-    fixture.step(Input::Repaired(epoch, task, Err(Failure::Superseded(Epoch(9)))));
-    fixture.now = fixture.now.plus(10);
-    assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
+    let refused = Input::Repaired(epoch, task, Err(Failure::Superseded(Epoch(9))));
+    assert_eq!(fixture.step(refused), [Output::ReadConfig]);
     let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(claimed(3))))) else { panic!("{:?}", fixture.out) };
     fixture.epoch = swap.proposed.epoch;
     fixture.step(Input::Swapped(SwapOutcome::Applied));
@@ -416,6 +420,85 @@ fn on_disk(number: u128, last: u64, synced: u64) -> Inventory {
     let former = vec![BootId(77), BootId(number), BootId(78)];
     let synced = Some(Synced { epoch: Epoch(5), last: Lsn(synced) });
     Inventory { boot: BootId(99 + number), synced, former, ..sound(number, last) }
+}
+
+/// The set and cuts that the config store gets.
+fn cuts(fixture: &mut Fixture) -> Vec<Cut> {
+    loop {
+        if let Some(Output::Swap(swap)) = fixture.out.iter().find(|output| matches!(output, Output::Swap(_))) {
+            assert_eq!(swap.proposed.won, swap.proposed.epoch);
+            return swap.proposed.cuts.clone();
+        }
+        let tasks: Vec<_> = fixture.out.iter().filter_map(Output::task).collect();
+        assert!(!tasks.is_empty(), "{:?}", fixture.out);
+        let mut out = Vec::new();
+        for (epoch, task) in tasks {
+            out.extend(fixture.step(Input::Repaired(epoch, task, Ok(()))).to_vec());
+        }
+        fixture.out = out;
+    }
+}
+
+#[test]
+fn config_store_remembers_where_a_person_has_ended_the_log() {
+    let mut fixture = Fixture::fencing(2, 2, None);
+    fixture.fenced(sound(1, 15));
+    fixture.fenced(sound(2, 15));
+    assert_eq!(cuts(&mut fixture), []);
+
+    let accepted = Some(AcceptedLoss { log: LogId(1), last: Lsn(11) });
+    let mut fixture = Fixture::fencing(2, 2, accepted);
+    fixture.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
+    fixture.fenced(damaged(2, vec![copy(1, Closed, 10), cut(13, 20)]));
+    assert_eq!(cuts(&mut fixture), [Cut { epoch: Epoch(6), last: Lsn(13), ordered: Some(Lsn(11)) }]);
+
+    let mut fixture = Fixture::from_disk(2, 1, None);
+    fixture.fenced(on_disk(1, 15, 12));
+    fixture.fenced(on_disk(2, 14, 12));
+    if fixture.out.is_empty() {
+        fixture.wait_for_disks();
+    }
+    assert_eq!(cuts(&mut fixture), [Cut { epoch: Epoch(6), last: Lsn(15), ordered: None }]);
+}
+
+#[test]
+fn order_ends_with_what_it_has_done() {
+    let accepted = AcceptedLoss { log: LogId(1), last: Lsn(11) };
+    let recovery = DiskRecovery { log: LogId(1), after: Epoch(4) };
+    let before = config(2);
+    assert!(accepted.is_for(&before) && recovery.is_for(&before));
+    let claimed = before.claimed_by(sidecar("s1"), Claim(7));
+    assert!(accepted.is_for(&claimed) && recovery.is_for(&claimed), "until somebody wins");
+    let by_acceptance = Cut { epoch: claimed.epoch, last: Lsn(13), ordered: Some(Lsn(11)) };
+    for cut in [by_acceptance, Cut { ordered: None, ..by_acceptance }] {
+        let won = claimed.won_with(claimed.members.clone(), Some(cut));
+        assert_eq!((accepted.is_for(&won), recovery.is_for(&won)), (cut.ordered.is_none(), false));
+        let again = AcceptedLoss { last: Lsn(12), ..accepted };
+        assert!(again.is_for(&won), "another order");
+    }
+    assert_eq!("0000000000000000000000000000000a/7".parse(), Ok(DiskRecovery { log: LogId(10), after: Epoch(7) }));
+    for bad in ["0000000000000000000000000000000a", "a/x", "/7", "0000000000000000000000000000000a/"] {
+        assert!(bad.parse::<DiskRecovery>().is_err(), "{bad}");
+    }
+}
+
+/// A position of an earlier history names the same record as long as no cut since has taken it.
+#[test]
+fn histories_have_their_beginning_in_common() {
+    let cut = |epoch, last| Cut { epoch: Epoch(epoch), last: Lsn(last), ordered: None };
+    let mut won = config(2);
+    assert_eq!((won.history(), won.common_with(Epoch(0))), (Epoch(0), None));
+    for (epoch, last) in [(6, 400), (9, 900), (12, 300)] {
+        won = Configuration { epoch: Epoch(epoch), ..won.clone() }.won_with(Vec::new(), Some(cut(epoch, last)));
+    }
+    assert_eq!(won.history(), Epoch(12));
+    let common = [0, 6, 9, 12].map(|history| won.common_with(Epoch(history)));
+    assert_eq!(common, [Some(Lsn(300)), Some(Lsn(300)), Some(Lsn(300)), None]);
+    for epoch in 13..40 {
+        won = Configuration { epoch: Epoch(epoch), ..won.clone() }.won_with(Vec::new(), Some(cut(epoch, epoch * 100)));
+    }
+    assert_eq!(won.cuts.len(), CUTS_KEPT);
+    assert_eq!(won.common_with(Epoch(0)), Some(Lsn(300)), "what is forgotten is not given back");
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl Fixture {
     fn fence(&mut self, epoch: u64) {
         self.epoch = epoch;
         let (caller, earlier) = (caller(epoch), (1..epoch).rev().map(Claim).collect());
-        let request = FenceRequest { claim: Claim(epoch), earlier, caller, after: None };
+        let request = FenceRequest { claim: Claim(epoch), earlier, caller, won: Epoch(0), joined: None, after: None };
         assert!(matches!(self.ask(Request::Fence(request)), Reply::Inventory(_)));
     }
 

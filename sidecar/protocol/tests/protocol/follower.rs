@@ -151,6 +151,8 @@ impl Scene {
             epoch: Epoch(epoch),
             claim: Claim(1),
             earlier: Vec::new(),
+            won: Epoch(0),
+            cuts: Vec::new(),
             version: Version(epoch),
             primary: PrimaryRef { id: "s1".parse().unwrap(), control: "s1:1".to_owned() },
             members: self.members.iter().map(|member| member.reference.clone()).collect(),

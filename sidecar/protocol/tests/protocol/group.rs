@@ -18,6 +18,8 @@ pub(crate) fn config(members: usize) -> Configuration {
         epoch: Epoch(1),
         claim: Claim(1),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(1),
         primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
         members: (1..=members).map(member).collect(),

@@ -77,7 +77,8 @@ fn large(copies: u64) -> Backup {
 /// The page of a fence, and what else the backup has done for it.
 fn page(backup: &mut Backup, after: Option<SegmentId>) -> (Inventory, Vec<Output>) {
     let mut out = Vec::new();
-    let request = FenceRequest { caller: caller(), claim: Claim(6), earlier: vec![Claim(5)], after };
+    let request =
+        FenceRequest { caller: caller(), claim: Claim(6), earlier: vec![Claim(5)], won: Epoch(0), joined: None, after };
     backup.step(Input::Request(RequestId(1), Request::Fence(request)), &mut out);
     match out.pop() {
         Some(Output::Reply(_, Reply::Inventory(inventory))) => (inventory, out),
@@ -332,6 +333,8 @@ fn set() -> Configuration {
         epoch: LED,
         claim: Claim(5),
         earlier: vec![],
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(5),
         primary: PrimaryRef { id: "s0".parse().expect("a name"), control: "h:2".to_owned() },
         members: vec![member("m1"), member("m2")],

@@ -20,6 +20,8 @@ fn config(members: u128) -> Configuration {
         epoch: Epoch(5),
         claim: Claim(1),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(5),
         primary: primary("s2"),
         members: (1..=members).map(member).collect(),
@@ -87,6 +89,17 @@ impl Fixture {
     /// The latest tasks: kind, member, segment.
     fn tasks(&self) -> Vec<Task> {
         self.out.iter().filter_map(Output::task).map(|(_, task)| task).collect()
+    }
+
+    /// The log is recovered: the config store learns of it before anybody else does. Members of the set do not change.
+    fn wins(&mut self, members: usize) -> Configuration {
+        let [Output::Swap(swap)] = self.out.as_slice() else { panic!("{:?}", self.out) };
+        let proposed = swap.proposed.clone();
+        assert_eq!((proposed.won, proposed.members.len()), (proposed.epoch, members));
+        assert_eq!(swap.expected.map(|expected| expected.version.next()), Some(proposed.version));
+        self.step(Input::Swapped(SwapOutcome::Applied));
+        assert!(matches!(self.out.as_slice(), [Output::Won(won, _)] if *won == proposed), "{:?}", self.out);
+        proposed
     }
 
     fn done(&mut self, task: Task) -> Vec<Task> {
@@ -194,7 +207,7 @@ fn each_member_is_repaired_oldest_segment_first() {
     assert_eq!(fixture.done(close(&m2, 1)), [install(&m2.id, 2)]);
     assert_eq!(fixture.done(install(&m2.id, 2)), [install(&m2.id, 3)]);
     fixture.done(install(&m2.id, 3));
-    assert!(matches!(fixture.out.as_slice(), [Output::Won(..)]), "{:?}", fixture.out);
+    fixture.wins(2);
 }
 
 /// A member that missed a trim, and is the only one left, would take the missing beginning for a loss.
@@ -213,7 +226,7 @@ fn trim_is_sent_to_a_member_before_drops() {
     assert_eq!(fixture.tasks(), [Task::Trim(m2.id.clone())]);
     assert_eq!(fixture.done(Task::Trim(m2.id.clone())), [Task::Drop(m2.id.clone())], "closed ones go with the trim");
     fixture.done(Task::Drop(m2.id.clone()));
-    assert!(matches!(fixture.out.as_slice(), [Output::Won(..)]), "{:?}", fixture.out);
+    fixture.wins(3);
 }
 
 fn ids(members: &[MemberRef]) -> Vec<&str> {
@@ -273,7 +286,7 @@ fn unfit_members_count_if_too_few_are_fit() {
     let (config, tasks) = again(&mut fixture, &config);
     assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))]);
     fixture.step(Input::Repaired(config.epoch, tasks[0].clone(), Ok(())));
-    assert!(matches!(fixture.out.as_slice(), [Output::Won(won, _)] if ids(&won.members) == ["m1", "m2"]));
+    assert_eq!(ids(&fixture.wins(2).members), ["m1", "m2"]);
 }
 
 /// The other one is gone meanwhile: better a member that may be repaired this time than nobody.

@@ -330,6 +330,17 @@ fn one_members_word_excuses_what_nobody_holds() {
     assert_eq!(missing(&[told, gap]), (2, 9));
 }
 
+/// A member whose folder was put back has segments that the others have trimmed since, and lacks those in between.
+#[test]
+fn older_copy_does_not_call_for_what_was_trimmed() {
+    let told = Inventory { trimmed: Lsn(10), ..holds("m0", &[copy(3, 1, Closed, 10, 12)]) };
+    let older = |witness| Inventory { witness, ..holds("m1", &[copy(1, 1, Closed, 1, 5)]) };
+    let damage =
+        Reference::assemble(&[told.clone(), older(true)], &[]).expect_err("one of two witnesses has lost something");
+    assert!(matches!(damage, Damage::Missing { .. }), "{damage}");
+    assert_eq!(assembled(&[told, older(false)]), [(3, 1, 10, 12, "m0".to_owned())]);
+}
+
 #[test]
 fn trimmed_log_without_segments_is_lost() {
     let bare = Inventory { trimmed: Lsn(6), ..holds("m1", &[]) };

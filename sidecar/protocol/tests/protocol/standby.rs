@@ -175,6 +175,8 @@ fn configuration(stamp: &str, args: &mut ArgumentConsumer<'_>) -> Result<Configu
         epoch: Epoch(epoch.parse()?),
         claim: Claim(0),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(version.parse()?),
         primary: named(primary, &format!("{address}:1")),
         members,

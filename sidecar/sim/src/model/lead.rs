@@ -139,7 +139,7 @@ impl Step<'_> {
                 self.primary_input(side, Input::Surveyed(found));
             }
             Output::Fence(member) => {
-                let fence = FenceRequest::of(caller.group, lead.machine.config());
+                let fence = FenceRequest::of(caller.group, lead.machine.config(), &member.id);
                 let to = self.host_of(&member.id);
                 self.send(side, to, Request::Fence(fence), Then::Recruit(member));
             }

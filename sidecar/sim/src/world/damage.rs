@@ -5,6 +5,8 @@
 //! would leave nobody with the log is left out, as everywhere. Which of these faults strike is decided in
 //! [`plan`](crate::plan).
 
+use std::collections::BTreeMap;
+
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{LogId, SegmentId};
@@ -56,6 +58,22 @@ impl World {
             }
         }
         what.is_some()
+    }
+
+    /// The host loses power, and what its folder held before is there when it comes back.
+    pub(super) fn put_back(&mut self, no: HostNo, folder: Vec<(String, Vec<u8>)>) {
+        self.cut_power(no);
+        let owed: BTreeMap<SegmentId, SegmentIdentity> =
+            self.checks.owed().map(|record| (record.identity.segment, record.identity)).collect();
+        let host = &mut self.hosts[no.0];
+        host.files.replace(folder);
+        host.lost.extend(owed.into_values());
+        host.doubtful = true;
+        trace!(self, "{} loses power; its folder is put back from an older copy", host.name);
+        if let Some(own) = self.hosts[no.0].files.member_state() {
+            self.checks.goes_back(no, own.promise.epoch);
+        }
+        self.tally.count(Fault::FolderStale);
     }
 
     /// Somebody copies promises and files of open segments now and then, which may be put back later.

@@ -24,6 +24,8 @@ pub(crate) struct Deceit {
     liar: Option<HostNo>,
     /// It lies although there are no faults.
     lies: bool,
+    /// A member's folder comes back from before a failover.
+    puts_back: bool,
     /// A sidecar that starts may have the address of one that is down.
     addresses: bool,
 }
@@ -34,15 +36,23 @@ impl Deceit {
         let mut random = Random::new(seed ^ SALT);
         let outvoted = plan.backups >= 3 && plan.min_in_sync >= 2;
         let liar = (outvoted && random.one_in(4)).then(|| HostNo(random.below(u64::from(plan.backups)) as usize));
-        Deceit { liar, lies: false, addresses: random.one_in(3), random }
+        Deceit { liar, lies: false, addresses: random.one_in(3), puts_back: random.one_in(2), random }
     }
 
     pub(super) fn none() -> Deceit {
-        Deceit { random: Random::still(), liar: None, lies: false, addresses: false }
+        Deceit { random: Random::still(), liar: None, lies: false, addresses: false, puts_back: false }
     }
 
     pub(super) fn liar(&self) -> Option<HostNo> {
         self.liar
+    }
+
+    pub(super) fn puts_back(&self) -> bool {
+        self.puts_back
+    }
+
+    pub(super) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        self.random.pick(from)
     }
 
     pub(super) fn begin(&mut self) {

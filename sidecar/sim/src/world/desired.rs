@@ -3,8 +3,8 @@
 //! Random numbers of its own, so that seeds without edits play as they did before there were any. The production sidecar
 //! treats a candidate whose group wants something else as if it had died; here some of them go on with what they know.
 
-use tailwind_protocol::ids::LogId;
 use tailwind_protocol::primary::Input;
+use tailwind_protocol::promotion::DiskRecovery;
 
 use super::queue::{MS, Micros};
 use super::sidecar::Role;
@@ -25,7 +25,7 @@ pub(crate) struct DesiredState {
     pub(crate) backups: u8,
     pub(crate) min_in_sync: u8,
     /// A person has ordered that this log is recovered from disks.
-    pub(crate) recover_from_disk: Option<LogId>,
+    pub(crate) recover_from_disk: Option<DiskRecovery>,
 }
 
 impl DesiredState {
@@ -68,9 +68,9 @@ impl World {
     /// A person orders that the group's log is recovered from disks, and everybody knows it: what was not synced may be lost,
     /// once.
     pub(crate) fn order_recovery_from_disk(&mut self) {
-        let log = self.store.content().map(|config| config.log);
+        let order = self.store.content().map(|config| DiskRecovery { log: config.log, after: config.won });
         trace!(self, "a person orders the recovery from disk");
-        self.desired.recover_from_disk = log;
+        self.desired.recover_from_disk = order;
         self.checks.forgive_unsynced();
         self.want_as_planned();
     }

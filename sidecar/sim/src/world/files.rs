@@ -194,6 +194,24 @@ impl Files {
         self.segments().iter().any(|(_, own)| Arc::ptr_eq(&own.0, &node.0))
     }
 
+    /// Every file as it is on disk.
+    pub(crate) fn copy(&self) -> Vec<(String, Vec<u8>)> {
+        let state = self.state();
+        let files = state.durable.iter().filter(|(_, node)| node.inode().is_file());
+        files.map(|(name, node)| (name.clone(), node.inode().bytes().to_vec())).collect()
+    }
+
+    /// These files are there in place of all others.
+    pub(crate) fn replace(&self, files: Vec<(String, Vec<u8>)>) {
+        {
+            let mut state = self.state();
+            state.names.retain(|_, node| !node.inode().is_file());
+            state.durable.retain(|_, node| !node.inode().is_file());
+            state.changes.clear();
+        }
+        files.into_iter().for_each(|(name, bytes)| self.put(&name, Inode::of(bytes)));
+    }
+
     /// The bytes under a name.
     pub(crate) fn bytes(&self, name: &str) -> Option<Vec<u8>> {
         self.state().names.get(name).map(|node| node.inode().bytes().to_vec())

@@ -183,7 +183,7 @@ impl World {
             Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
             Output::Survey => self.survey(of),
             Output::Fence(member) => {
-                let request = Request::Fence(FenceRequest::of(group(), lead.machine.config()));
+                let request = Request::Fence(FenceRequest::of(group(), lead.machine.config(), &member.id));
                 self.call(of, self.host_of(&member.id), request, Purpose::Recruit(member));
             }
             Output::ReadConfig => self.ask_store(of, Ask::Read),

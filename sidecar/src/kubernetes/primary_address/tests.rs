@@ -23,6 +23,8 @@ fn config(epoch: u64) -> Configuration {
         epoch: Epoch(epoch),
         claim: Claim(epoch),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(1),
         primary: PrimaryRef { id: "app-0".parse().unwrap(), control: "10.0.0.1:7410".to_owned() },
         members: Vec::new(),

@@ -14,6 +14,8 @@ fn config(epoch: u64, version: u64) -> Configuration {
         epoch: Epoch(epoch),
         claim: Claim(u64::MAX),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(version),
         primary: PrimaryRef { id: "app-0".parse().unwrap(), control: "10.0.0.1:7410".to_owned() },
         members: vec![MemberRef {

@@ -12,6 +12,8 @@ fn claimed(epoch: u64, claim: u64) -> Configuration {
         epoch: Epoch(epoch),
         claim: Claim(claim),
         earlier: Vec::new(),
+        won: Epoch(0),
+        cuts: Vec::new(),
         version: Version(epoch),
         primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:1".into() },
         members: Vec::new(),
