@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::board::{self, BoardIdentity, Freshness, Progress};
-use crate::config::{Configuration, MemberRef, Stamp};
+use crate::config::{Configuration, MemberRef, Stamp, enter_history};
 use crate::ids::{Epoch, LogId, Lsn, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
@@ -122,6 +122,9 @@ pub enum Output {
     /// The log ends with this record, before the one that is to come next by more than one: a record that was said to be
     /// acknowledged is not. The last output.
     BeyondEnd(Lsn),
+    /// The log was cut after this record, and what has been handed out beyond is gone. What comes there now follows other records.
+    /// The last output.
+    Cut(Lsn),
     /// The group has another log now: nothing in it follows what has been handed out. The last output.
     OtherLog(LogId),
 }
@@ -146,6 +149,8 @@ impl Lag {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Follower {
     config: Option<Configuration>,
+    /// The history that what has been handed out belongs to; see [`config::history`](crate::config::history).
+    history: Option<Epoch>,
     /// The record to hand out next.
     next: Lsn,
     /// Most bytes of a read.
@@ -245,6 +250,7 @@ impl Follower {
         let (config, covers, caught_up, visiting, over) = (None, None, false, None, false);
         Follower {
             config,
+            history: None,
             next,
             landing,
             turn,
@@ -258,6 +264,17 @@ impl Follower {
             revisit,
             over,
         }
+    }
+
+    /// The same for whoever has read the records before `next` in this history, if it is known.
+    #[must_use]
+    pub fn in_history(self, history: Option<Epoch>) -> Follower {
+        Follower { history, ..self }
+    }
+
+    /// The history that what has been handed out belongs to.
+    pub fn history(&self) -> Option<Epoch> {
+        self.history
     }
 
     /// The record that is handed out next; 0 while it is to be the first that there is, and none is known.
@@ -410,15 +427,17 @@ impl Follower {
     fn on_config(&mut self, now: Duration, config: &Configuration, out: &mut Vec<Output>) {
         match &self.config {
             Some(known) if known.log != config.log => {
-                self.over = true;
-                let left = self.visiting.take();
-                out.extend(left.map(|left| Output::Leave(left.visit, "the group has another log".to_owned())));
-                return out.push(Output::OtherLog(config.log));
+                return self.end(Output::OtherLog(config.log), "the group has another log".to_owned(), out);
             }
             Some(known) if known.stamp() >= config.stamp() => return,
             _ => {}
         }
         self.config = Some(config.clone());
+        let common = enter_history(&mut self.history, &config.cuts);
+        let cut = common.filter(|last| self.next.prev() > *last && !planted::has(Bug::CutIgnored));
+        if let Some(last) = cut {
+            return self.end(Output::Cut(last), format!("the log was cut after record {last}"), out);
+        }
         // Whoever waits for a board that moves may find one now.
         self.revisit = (now, REVISIT_MIN);
         if let Some(visiting) = &self.visiting {
@@ -458,6 +477,13 @@ impl Follower {
         let (began, since, moved, news) = (now, now, now, now);
         let visiting = Visiting { visit, member, began, task, since, board, freshness, moved, news, place, doubts: 0 };
         self.visiting = Some(visiting);
+    }
+
+    /// The follower is over, with this as its last output.
+    fn end(&mut self, last: Output, why: String, out: &mut Vec<Output>) {
+        self.over = true;
+        out.extend(self.visiting.take().map(|left| Output::Leave(left.visit, why)));
+        out.push(last);
     }
 
     /// The visit is over; the next one is another member's.
@@ -510,6 +536,11 @@ impl Follower {
         if identity.log != config.log || identity.epoch < self.epoch {
             return self.leave(now, format!("its board is of epoch {}, {} is known", identity.epoch, self.epoch), out);
         }
+        // Where the log was cut when this epoch was won stands in the config store: before that is known, what it names may follow
+        // another history.
+        if identity.epoch > config.won && !planted::has(Bug::CutIgnored) {
+            return self.rest_unless_still(now, out);
+        }
         if visiting.board.is_some_and(|(known, _)| known != identity) {
             return self.leave(now, "its board has been replaced".to_owned(), out);
         }
@@ -543,18 +574,16 @@ impl Follower {
                 self.next = progress.acked.max(Lsn(1));
             } else if visiting.freshness.covers() >= Some(self.since) {
                 // Whatever was acknowledged by then is in this view.
-                self.over = true;
-                out.push(Output::Leave(visiting.visit, format!("the log ends with record {}", progress.acked)));
-                return out.push(Output::BeyondEnd(progress.acked));
+                let why = format!("the log ends with record {}", progress.acked);
+                return self.end(Output::BeyondEnd(progress.acked), why, out);
             } else {
                 // Behind what has been handed out already, which another board has named: this one may follow.
                 return self.rest_unless_still(now, out);
             }
         }
         if progress.first > self.next {
-            self.over = true;
-            out.push(Output::Leave(visiting.visit, format!("the log begins with record {}", progress.first)));
-            return out.push(Output::Trimmed(progress.first));
+            let why = format!("the log begins with record {}", progress.first);
+            return self.end(Output::Trimmed(progress.first), why, out);
         }
         self.go_on(now, out);
     }

@@ -25,7 +25,7 @@ use super::desired::READS_DISABLED;
 use super::follows::{FOLLOWS_MAX, Follows, Seat};
 use super::log::Term;
 use super::random_below;
-use super::reader::{AtEnd, Reader};
+use super::reader::{AtEnd, Reader, was_cut};
 use super::sources::Sources;
 use super::visit::{Host, LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy};
 use crate::path::{beyond_the_end, trimmed};
@@ -54,7 +54,8 @@ pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receive
     };
     let now = Instant::now();
     let following = Following {
-        machine: Follower::new(Duration::ZERO, next, LANDING, random_below(u64::from(u16::MAX)) as usize, Visit(0)),
+        machine: Follower::new(Duration::ZERO, next, LANDING, random_below(u64::from(u16::MAX)) as usize, Visit(0))
+            .in_history(reader.history),
         frames: reader.ahead.frames(reader.client.request()),
         reader,
         seat,
@@ -174,6 +175,7 @@ impl Following<'_, '_> {
                     if let Some(config) = configuration.filter(|config| !config.members.is_empty()) {
                         self.sources = Some(Arc::new(Sources::of(self.reader.context, &config)));
                         self.step(Input::Config(&config));
+                        self.reader.history = self.machine.history();
                     }
                 }
                 Event::Desired if self.reader.context.may_read() => {}
@@ -224,6 +226,9 @@ impl Following<'_, '_> {
                     let next = self.reader.client.next();
                     let message = beyond_the_end(next.0, last.0).expect("the machine knows of no such record");
                     return Err(End::Refused(ErrorCode::BeyondEnd, message));
+                }
+                Output::Cut(last) => {
+                    return Err(End::Refused(ErrorCode::BeyondEnd, was_cut(self.reader.client.next(), last)));
                 }
                 Output::OtherLog(log) => {
                     let message = format!(

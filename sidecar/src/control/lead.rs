@@ -74,7 +74,7 @@ pub async fn lead(
     // nothing at the moment, and will say the same once it hears of the term: readers may look before that.
     context.shared.first.store(began.first.0, Ordering::Release);
     context.shared.acked.store(began.last.0, Ordering::Release);
-    context.log.begin(began, primary.closed().clone());
+    context.log.begin(began, primary.closed().clone(), config.cuts.clone());
     context.contacts.forget_seats();
     // Every member holds the log: readers need not wait until the members have taken their seats.
     context.log.set_sources(Sources::of(context, &config));

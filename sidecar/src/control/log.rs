@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tailwind_fabric::SharedBuffer;
+use tailwind_protocol::config::Cut;
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tokio::sync::watch;
@@ -48,12 +49,18 @@ struct Inner {
     closed: VecDeque<(SegmentIdentity, Closure)>,
     open: VecDeque<(SegmentIdentity, SharedBuffer)>,
     sources: Option<Arc<Sources>>,
+    cuts: Vec<Cut>,
 }
 
 impl LogView {
-    /// This sidecar begins to lead, with these closed segments.
-    pub fn begin(&self, term: Term, closed: VecDeque<(SegmentIdentity, Closure)>) {
-        self.change(|inner| *inner = Inner { term: Some(term), closed, open: VecDeque::new(), sources: None });
+    /// This sidecar begins to lead, with these closed segments of a log that has been cut so.
+    pub fn begin(&self, term: Term, closed: VecDeque<(SegmentIdentity, Closure)>, cuts: Vec<Cut>) {
+        self.change(|inner| *inner = Inner { term: Some(term), closed, open: VecDeque::new(), sources: None, cuts });
+    }
+
+    /// Where the log of the present term has been cut.
+    pub fn cuts(&self) -> Vec<Cut> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner).cuts.clone()
     }
 
     /// The append path has been told to lead: wakes those who wait for it.

@@ -37,6 +37,9 @@ pub(super) async fn read(reader: &mut Reader<'_>, term: Term) -> End {
 async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::convert::Infallible, End> {
     let mut read_so_far = ReadSoFar::default();
     reader.client.listen().await?;
+    let cuts = reader.context.log.cuts();
+    check_term(reader, term)?;
+    reader.enter_history(&cuts)?;
     loop {
         // The recovered log is acknowledged, also before the append path has heard of the term.
         let acked = term.last.max(Lsn(reader.context.shared.acked.load(Ordering::Acquire)));

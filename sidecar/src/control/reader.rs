@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tailwind_protocol::config::{Cut, enter_history};
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::layout::FIRST_LSN_MAX;
 use tailwind_protocol::socket::{ErrorCode, Role};
@@ -92,6 +93,8 @@ pub struct Reader<'a> {
     limit: u64,
     /// What comes after the last acknowledged record.
     pub at_end: AtEnd,
+    /// The history that what its client has been sent belongs to, once it is known.
+    pub history: Option<Epoch>,
     /// Segments on their way.
     pub ahead: ReadAhead,
 }
@@ -110,7 +113,8 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
         ReadKind::Follow => (0, AtEnd::Turn, true),
     };
     let until = end_of(from, limit);
-    let mut reader = Reader { context: &context, client, until, limit, at_end, ahead: ReadAhead::default() };
+    let mut reader =
+        Reader { context: &context, client, until, limit, at_end, history: None, ahead: ReadAhead::default() };
     let end = match (&place, reader.client.write(&unsent).await) {
         (_, Err(end)) => end,
         (None, Ok(())) => {
@@ -140,6 +144,14 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     }
 }
 
+/// Why a client that wants `next` gets nothing more.
+pub fn was_cut(next: Lsn, last: Lsn) -> String {
+    format!(
+        "cannot go on with LSN {next}: by an administrator's order the log was cut after LSN {last}, and what comes there now follows \
+         other records than those that were sent: begin anew"
+    )
+}
+
 /// The record before which a read ends: beyond any log if it has no limit. Where it begins with the first there is, that must be
 /// known before.
 fn end_of(from: Lsn, limit: u64) -> Lsn {
@@ -152,6 +164,15 @@ impl Reader<'_> {
         if self.client.next() == Lsn(0) && first > Lsn(0) {
             self.client.begin_at(first);
             self.until = end_of(first, self.limit);
+        }
+    }
+
+    /// The log that is read from now on has been cut so. A client that has been sent what a cut has taken gets nothing more.
+    pub fn enter_history(&mut self, cuts: &[Cut]) -> Result<(), End> {
+        let next = self.client.next();
+        match enter_history(&mut self.history, cuts).filter(|last| next.prev() > *last) {
+            Some(last) => Err(End::Refused(ErrorCode::BeyondEnd, was_cut(next, last))),
+            None => Ok(()),
         }
     }
 

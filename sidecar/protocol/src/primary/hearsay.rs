@@ -16,7 +16,7 @@ const WITNESSES: usize = 2;
 /// Who has spoken, and how far the question is. A spare that has stands in [`Search::Comparing`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Hearsay {
-    seats: Vec<Seat>,
+    words: Vec<(Seat, Epoch)>,
     /// The store is being read.
     reading: bool,
     /// When it is read again after a read that failed.
@@ -25,13 +25,16 @@ pub(super) struct Hearsay {
 
 impl Primary {
     pub(super) fn on_refused(&mut self, seat: Seat, epoch: Epoch, out: &mut Vec<Output>) {
-        if self.member_mut(seat).is_none() || self.hearsay.seats.contains(&seat) {
+        if self.member_mut(seat).is_none() || self.hearsay.words.iter().any(|(by, _)| *by == seat) {
             return;
         }
-        self.hearsay.seats.push(seat);
-        let by_members = self.seats_in_set().filter(|seat| self.hearsay.seats.contains(seat)).count();
-        if epoch > self.config.epoch && by_members >= WITNESSES.min(self.config.members.len()) {
-            return self.on_superseded(epoch, out);
+        self.hearsay.words.push((seat, epoch));
+        let said = |seat| self.hearsay.words.iter().find(|(by, _)| *by == seat).map(|(_, epoch)| *epoch);
+        let by_members: Vec<Epoch> = self.seats_in_set().filter_map(said).collect();
+        // What all of them say at least.
+        let least = by_members.iter().copied().min().filter(|least| *least > self.config.epoch);
+        if let Some(least) = least.filter(|_| by_members.len() >= WITNESSES.min(self.config.members.len())) {
+            return self.on_superseded(least, out);
         }
         self.read_config(out);
     }
@@ -51,7 +54,7 @@ impl Primary {
         if found.epoch > self.config.epoch {
             return self.on_superseded(found.epoch, out);
         }
-        for seat in std::mem::take(&mut self.hearsay.seats) {
+        for (seat, _) in std::mem::take(&mut self.hearsay.words) {
             let refusing = self.member_mut(seat).map(|member| member.reference.clone());
             refusing.into_iter().for_each(|member| self.note_refusal(member, now));
             self.on_lost(seat, out);

@@ -1,7 +1,9 @@
 //! Damage is never absence (S12), nor is anything sound given up by itself (S13): what a promotion believes of members that
 //! have lost something, that come late, or that know more than the config store.
 
-use tailwind_protocol::config::{CUTS_KEPT, Configuration, Cut, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::config::{
+    CUTS_KEPT, Configuration, Cut, MemberRef, PrimaryRef, SwapOutcome, Time, enter_history, history as history_of,
+};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::promotion::{AcceptedLoss, DiskRecovery, Input, Output, Promotion, Rules, Waiting};
@@ -486,19 +488,25 @@ fn order_ends_with_what_it_has_done() {
 #[test]
 fn histories_have_their_beginning_in_common() {
     let cut = |epoch, last| Cut { epoch: Epoch(epoch), last: Lsn(last), ordered: None };
+    let common = |history, cuts: &[Cut]| {
+        let mut known = history;
+        let common = enter_history(&mut known, cuts);
+        assert_eq!(known, Some(history_of(cuts)));
+        common
+    };
+    assert_eq!(common(Some(Epoch(0)), &[]), None);
     let mut won = config(2);
-    assert_eq!((won.history(), won.common_with(Epoch(0))), (Epoch(0), None));
     for (epoch, last) in [(6, 400), (9, 900), (12, 300)] {
         won = Configuration { epoch: Epoch(epoch), ..won.clone() }.won_with(Vec::new(), Some(cut(epoch, last)));
     }
-    assert_eq!(won.history(), Epoch(12));
-    let common = [0, 6, 9, 12].map(|history| won.common_with(Epoch(history)));
-    assert_eq!(common, [Some(Lsn(300)), Some(Lsn(300)), Some(Lsn(300)), None]);
+    assert_eq!(history_of(&won.cuts), Epoch(12));
+    let of = |cuts: &[Cut]| [Some(0), Some(6), Some(9), Some(12), None].map(|at| common(at.map(Epoch), cuts));
+    assert_eq!(of(&won.cuts), [Some(Lsn(300)), Some(Lsn(300)), Some(Lsn(300)), None, None]);
     for epoch in 13..40 {
         won = Configuration { epoch: Epoch(epoch), ..won.clone() }.won_with(Vec::new(), Some(cut(epoch, epoch * 100)));
     }
     assert_eq!(won.cuts.len(), CUTS_KEPT);
-    assert_eq!(won.common_with(Epoch(0)), Some(Lsn(300)), "what is forgotten is not given back");
+    assert_eq!(common(Some(Epoch(0)), &won.cuts), Some(Lsn(300)), "what is forgotten is not given back");
 }
 
 #[test]

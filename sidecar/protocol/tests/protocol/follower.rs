@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::logs::{Log, Payloads, identity};
 use proptest::prelude::*;
 use tailwind_protocol::board::{BoardIdentity, Progress};
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Cut, MemberRef, PrimaryRef};
 use tailwind_protocol::follower::{
     Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, NeededCopies, Output, STALE_AFTER, Visit,
 };
@@ -94,6 +94,7 @@ impl Member {
 }
 
 /// A follower, its members, and what it has handed out.
+#[derive(Clone)]
 struct Scene {
     now: Duration,
     follower: Follower,
@@ -104,6 +105,7 @@ struct Scene {
     caught_up: usize,
     trimmed: Option<Lsn>,
     beyond: Option<Lsn>,
+    cut: Option<Lsn>,
     other_log: Option<LogId>,
     left: Vec<String>,
     visits: Vec<usize>,
@@ -124,13 +126,16 @@ impl Scene {
             caught_up: 0,
             trimmed: None,
             beyond: None,
+            cut: None,
             other_log: None,
             left: Vec::new(),
             visits: Vec::new(),
             fetched: Vec::new(),
         };
         scene.beat();
-        scene.configure(1);
+        let epochs = scene.members.iter().map(|member| member.epoch.0);
+        let latest = epochs.max().unwrap_or(1);
+        scene.configure(latest);
         scene
     }
 
@@ -146,18 +151,27 @@ impl Scene {
     }
 
     fn configure_for(&mut self, log: LogId, epoch: u64) {
-        let config = Configuration {
+        let config = self.configuration(log, epoch);
+        self.see(&config);
+    }
+
+    /// Everybody is in the set, and the epoch is won.
+    fn configuration(&self, log: LogId, epoch: u64) -> Configuration {
+        Configuration {
             log,
             epoch: Epoch(epoch),
             claim: Claim(1),
             earlier: Vec::new(),
-            won: Epoch(0),
+            won: Epoch(epoch),
             cuts: Vec::new(),
             version: Version(epoch),
             primary: PrimaryRef { id: "s1".parse().unwrap(), control: "s1:1".to_owned() },
             members: self.members.iter().map(|member| member.reference.clone()).collect(),
-        };
-        self.step(|follower, now, out, shown| follower.step(now, Input::Config(&config), out, shown));
+        }
+    }
+
+    fn see(&mut self, config: &Configuration) {
+        self.step(|follower, now, out, shown| follower.step(now, Input::Config(config), out, shown));
     }
 
     fn step(
@@ -224,6 +238,7 @@ impl Scene {
             Output::CaughtUp => self.caught_up += 1,
             Output::Trimmed(first) => self.trimmed = Some(first),
             Output::BeyondEnd(last) => self.beyond = Some(last),
+            Output::Cut(last) => self.cut = Some(last),
             Output::OtherLog(log) => self.other_log = Some(log),
         }
     }
@@ -588,6 +603,41 @@ fn a_log_that_has_become_shorter_ends_it() {
     scene.pass(BEAT * 8);
     assert_eq!(scene.beyond, Some(last), "{:?}", scene.left);
     scene.shows(&[&logs[0]]);
+}
+
+/// A person has accepted the loss of what was shown, and the log has grown past it since. Whoever was away finds a board that
+/// names more than it has handed out.
+#[test]
+fn a_log_that_was_cut_ends_it_however_long_it_is_by_now() {
+    let logs = segments(&[8, 8]);
+    let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
+    scene.pass(BEAT * 4);
+    scene.shows(&[&logs[0]]);
+    let shown = scene.follower.next().prev();
+    let reopened = SegmentIdentity { epoch: Epoch(9), ..logs[1].identity };
+    let later = Log::write_from(shown.next(), reopened, appends(8, 50));
+    let closed = Copy { log: logs[0].clone(), closed: true, in_memory: true, unflushed: true, corrupt: false };
+    let grown = Member::new(2, vec![closed, open(&later)]);
+    assert_eq!(grown.epoch, Epoch(9));
+    scene.members = vec![grown];
+    let cut = |last| Cut { epoch: Epoch(9), last, ordered: None };
+    // The epoch is claimed, and its members already have boards of it.
+    let claimed = Configuration { won: Epoch(1), ..scene.configuration(identity().log, 9) };
+    scene.see(&claimed);
+    scene.pass(BEAT * 8);
+    scene.shows(&[&logs[0]]);
+    let won = Configuration { cuts: vec![cut(shown.prev())], ..scene.configuration(identity().log, 9) };
+    let won = Configuration { version: Version(10), ..won };
+    let mut late = scene.clone();
+    scene.see(&won);
+    assert_eq!((scene.cut, scene.follower.wake_at()), (Some(shown.prev()), None));
+    scene.pass(BEAT * 8);
+    scene.shows(&[&logs[0]]);
+    // It was cut behind what was shown: that is part of both histories.
+    late.see(&Configuration { cuts: vec![cut(shown)], ..won });
+    late.pass(BEAT * 8);
+    assert_eq!(late.cut, None);
+    late.shows(&[&logs[0], &later]);
 }
 
 #[test]

@@ -50,6 +50,8 @@ pub(crate) struct Follow {
     board: Key,
     shared: (Slot, Key),
     wakes_at: Micros,
+    /// A cut after this record has taken what was handed out last.
+    cut: Option<Lsn>,
 }
 
 /// What a follower asks of a backup's process beside what a backup's machine answers itself.
@@ -120,7 +122,7 @@ impl World {
         let machine = Follower::new(now, next, LANDING, of.0, Visit(self.followers * VISITS_MAX));
         let (host, board, shared) = (HostNo(0), Key(0), (BOARD, Key(0)));
         self.sidecars[of.0].follow =
-            Some(Box::new(Follow { machine, expected: next, host, visited: 0, board, shared, wakes_at: 0 }));
+            Some(Box::new(Follow { machine, expected: next, host, visited: 0, board, shared, wakes_at: 0, cut: None }));
     }
 
     /// What was acknowledged has been lost with an excuse: apps begin anew.
@@ -128,12 +130,21 @@ impl World {
         self.sidecars.iter_mut().for_each(|sidecar| sidecar.follow = None);
     }
 
+    /// The log was cut after this record: whoever has handed out more must begin anew.
+    pub(crate) fn cut_followers(&mut self, last: Lsn) {
+        for follow in self.sidecars.iter_mut().filter_map(|sidecar| sidecar.follow.as_mut()) {
+            if follow.expected.prev() > last {
+                follow.cut = Some(last);
+            }
+        }
+    }
+
     /// This sidecar leads from now on, with a log that ends with this record: its app goes on there, unless it knows of a later
     /// epoch than the one that its sidecar has come to lead.
     pub(crate) fn end_following(&mut self, of: SidecarNo, epoch: Epoch, last: Lsn) {
         let sidecar = &mut self.sidecars[of.0];
         let Some(follow) = sidecar.follow.take_if(|_| sidecar.followed <= epoch) else { return };
-        if follow.expected > last.next() {
+        if follow.cut.is_none() && follow.expected > last.next() {
             let shown = follow.expected.prev();
             broken("S3", format!("record {shown} was handed out by the standby, and its log ends with {last}"));
         }
@@ -174,6 +185,10 @@ impl World {
         if lsn != follow.expected {
             let name = &self.sidecars[of.0].name;
             broken("S15", format!("{name} hands out record {lsn}, {} is next", follow.expected));
+        }
+        if let Some(last) = follow.cut {
+            let name = &self.sidecars[of.0].name;
+            broken("S15", format!("{name} hands out record {lsn}, and what it handed out before was cut after {last}"));
         }
         self.tally.followed += 1;
         self.checks.read(follow.machine.epoch(), lsn, payload);
@@ -223,11 +238,19 @@ impl World {
                 self.begin_to_follow(of, first);
             }
             // Followers begin with the first record, and are forgotten when a loss has an excuse.
+            Output::BeyondEnd(_) | Output::Cut(_) if self.was_cut(of) => self.begin_to_follow(of, Lsn(1)),
+            Output::Cut(last) => {
+                broken("S15", format!("a follower is told of a cut after record {last}, and has no more"))
+            }
             Output::BeyondEnd(last) => {
                 broken("S14", format!("a follower is told that the log ends with record {last}, and has more of it"));
             }
             Output::OtherLog(log) => broken("S15", format!("a follower is told of log {log}, and there is but one")),
         }
+    }
+
+    fn was_cut(&self, of: SidecarNo) -> bool {
+        self.sidecars[of.0].follow.as_ref().is_some_and(|follow| follow.cut.is_some())
     }
 
     /// The question reaches the backup after a while, if it does.

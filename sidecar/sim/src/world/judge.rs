@@ -90,7 +90,10 @@ impl World {
         if excused {
             self.tally.rotten_for_good = 1;
         }
-        if self.checks.excuses_before(config.epoch) {
+        let cut = config.cuts.last().filter(|cut| cut.epoch == config.epoch);
+        if let Some(cut) = cut {
+            self.cut_followers(cut.last);
+        } else if self.checks.excuses_before(config.epoch) {
             self.forget_followers();
         }
         for segment in &reference.segments {
