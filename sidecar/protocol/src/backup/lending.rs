@@ -115,8 +115,12 @@ impl Backup {
             out.push(Output::Persist(self.promise.clone()));
             out.extend(self.missing.take().map(|slot| Output::SaveSlot(slot, None)));
             // A copy that has come since has files, and a note, of its own.
-            let gone = std::mem::take(&mut self.gone).into_iter().filter(|segment| !self.copies.contains_key(segment));
-            out.extend(gone.map(Output::DeleteFile));
+            let mut gone = std::mem::take(&mut self.gone);
+            gone.retain(|segment| !self.copies.contains_key(segment));
+            if !gone.is_empty() {
+                out.push(Output::Settle(gone.clone()));
+            }
+            out.extend(gone.into_iter().map(Output::DeleteFile));
         }
     }
 
