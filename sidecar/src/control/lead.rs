@@ -125,7 +125,7 @@ impl Term {
                 let outcome = context.store.swap(swap).await.settle(&proposed);
                 Ok(Done::Swapped(proposed, outcome))
             })),
-            Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context).await)) })),
+            Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context, None).await)) })),
             Output::Fence(spare) => drop(self.tasks.spawn(fence(context, self.config.clone(), spare))),
             Output::Forget(segment, closure) => {
                 tracing::debug!(%segment, last = %closure.last, "closed everywhere");
