@@ -35,9 +35,9 @@ use crate::access::Access;
 use crate::tls::{self, PeerRole};
 use dial::{Dialer, Link};
 
-/// Largest page of an inventory: twice what one has.
-const INVENTORY_SIZE_MAX: usize = 64 << 20;
-const _: () = assert!(2 * INVENTORY_PAGE_MAX * COPY_JSON_SIZE_MAX + (1 << 20) <= INVENTORY_SIZE_MAX);
+/// Largest page of an inventory: twice what one has. It is held twice for a moment, as it comes and in one piece.
+const INVENTORY_SIZE_MAX: usize = 4 << 20;
+const _: () = assert!(2 * INVENTORY_PAGE_MAX * COPY_JSON_SIZE_MAX + (1 << 19) <= INVENTORY_SIZE_MAX);
 /// Largest reply of any other kind, but for segments: three times a list of damage. Backups and readers ask backups too, and have
 /// little memory of their own.
 const REPLY_SIZE_MAX: usize = 1 << 20;

@@ -165,6 +165,34 @@ fn damaged_open_file_is_detected(fabric: &str) {
     fixture.group.start_backup(1).unwrap();
     fixture.check_healthy();
     fixture.check_kept(1, &sound);
+    for (what, spoil) in UNREADABLE {
+        lose_open_file_and_notes(fabric, what, spoil);
+    }
+}
+
+/// What leaves nothing of the file of an open segment that a start could read.
+const UNREADABLE: [Damage; 2] = [
+    ("the header, beside older notes", |file| flip(file, 20).unwrap()),
+    ("all of it, beside older notes", |file| fs::remove_file(file).unwrap()),
+];
+
+/// The notes of flushes are put back from a copy that is older than the open segment.
+fn lose_open_file_and_notes(fabric: &str, what: &str, spoil: fn(&Path)) {
+    let mut fixture = Fixture::start(fabric, 2, "flushed");
+    let notes = fixture.group.flush_folder(0).join("flushed");
+    fixture.append(50);
+    let older = fs::read(&notes).unwrap();
+    fixture.append(2000);
+    let file = fixture.open_with_records(0);
+    fixture.end_all(Shutdown::PowerLoss, false);
+    fs::write(notes, older).unwrap();
+    spoil(&file);
+    let sound = fixture.closed_files(1);
+    fixture.start_with(&[0]);
+    fixture.waits_for(&[NO_WITNESS], what);
+    fixture.group.start_backup(1).unwrap();
+    fixture.check_healthy();
+    fixture.check_kept(1, &sound);
 }
 
 fn two_of_three_damaged_open_files_are_detected(fabric: &str) {

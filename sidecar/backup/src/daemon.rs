@@ -132,7 +132,7 @@ impl Daemon {
     /// input is answered, and what follows from the answer carried out, before the next one begins.
     pub fn tell(&mut self, input: Input) {
         let failed = |input: &Input| match input {
-            Input::OpenFlushed(_, result) => result.is_err(),
+            Input::OpenFlushed(_, _, result) => result.is_err(),
             Input::Flushed(_, _, result) => *result != FlushResult::Done,
             _ => false,
         };
@@ -199,6 +199,7 @@ impl Daemon {
                 let log = self.member_state.promise.log.context("quarantine a segment of no log")?;
                 return Ok(Some(OutputResult::Flush(Job::Quarantine(segment, log))));
             }
+            Output::MoveAside(segment) => return Ok(Some(OutputResult::Flush(Job::MoveAside(segment)))),
             Output::StartQuarantine(slot, identity, closure) => {
                 return Ok(Some(OutputResult::Flush(Job::QuarantineSlot(slot, identity, closure))));
             }
@@ -207,6 +208,10 @@ impl Daemon {
                 self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger")?;
                 let segments = segments.iter().map(|(identity, _)| identity.segment).collect();
                 return Ok(Some(OutputResult::Flush(Job::Owed(segments))));
+            }
+            Output::RecordOpen(..) if planted::has(Bug::FileNotRecorded) => {}
+            Output::RecordOpen(identity, end) => {
+                self.ledger.record_open(self.disk.folder(), &identity, end).context("write to the ledger")?;
             }
             Output::Settle(segments) => {
                 self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger")?;

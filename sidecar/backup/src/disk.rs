@@ -42,7 +42,10 @@ pub struct Listing {
     pub closed: Vec<(SegmentIdentity, Closure)>,
     /// Open segments without a closed sibling.
     pub open: Vec<SegmentIdentity>,
-    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
+    /// Segments of which a file has the name of an open one's and is not understood, or not of this log. It is still in its
+    /// place: what its absence would hide must be remembered before it goes.
+    pub not_understood: Vec<SegmentId>,
+    /// Files that had a segment's name and are damaged, or not of this log: these, and those that were moved aside.
     pub unexpected: u64,
 }
 
@@ -106,7 +109,8 @@ impl Disk {
     }
 
     /// Lists what belongs to the promised log, and tidies what a crash left half made. Of `owed` segments a file whose footer
-    /// has rotted is still known by its bytes. A file that is not understood is moved aside: nothing is ever written over it.
+    /// has rotted is still known by its bytes. A file that is not understood is moved aside, now or by
+    /// [`Disk::move_aside`]: nothing is ever written over it.
     pub fn list(&self, promise: &Promise, owed: &[(SegmentIdentity, Closure)]) -> io::Result<Listing> {
         let mut listing = Listing::default();
         let mut open = Vec::new();
@@ -141,6 +145,11 @@ impl Disk {
                 (Err(why), _) => why,
             };
             listing.unexpected += 1;
+            if name.sealed == Sealed::Open {
+                warn!(path = %path.display(), why, "unexpected segment file");
+                listing.not_understood.push(name.segment);
+                continue;
+            }
             let aside = self.set_aside(&text, &format!("{text}.{ASIDE}"))?;
             warn!(path = %path.display(), why, aside, "unexpected segment file: moved aside");
         }
@@ -162,6 +171,17 @@ impl Disk {
             }
         }
         Ok(listing)
+    }
+
+    /// Moves the file that has the name of this open segment aside.
+    pub fn move_aside(&self, segment: SegmentId) -> io::Result<()> {
+        let name = name(segment, Sealed::Open);
+        match self.set_aside(&name, &format!("{name}.{ASIDE}")) {
+            Ok(aside) => warn!(path = %self.path().join(name).display(), aside, "unexpected segment file: moved aside"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Writes the file of a closed segment anew, if its bytes are whole. On a full disk the file stays as it is: its bytes are

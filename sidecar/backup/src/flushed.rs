@@ -2,13 +2,16 @@
 //!
 //! Kept by the [`flusher`](crate::flusher), read at the start by [`start`](crate::start()). A flush is noted here before it is
 //! answered, so an open file that loses at rest what anybody was told of is missed. It is noted too how many entries the
-//! [`ledger`](crate::ledger) has had, so that one which has lost its end is missed. See "Evidence" in `docs/protocol.md`.
+//! [`ledger`](crate::ledger) has had, so that one which has lost its end is missed. The ledger in its turn records how new the
+//! notes were, so that older notes are. See "Evidence" in `docs/protocol.md`.
 //!
 //! # Bytes
 //! Two [blocks](crate::blocks) of magic `TWFLUSHD`, written in turn: the older of them is all that a crash can tear.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tailwind_protocol::ids::{Offset, SegmentId};
@@ -35,11 +38,60 @@ struct Notes {
     open: Open,
 }
 
+/// How new the notes are: the sequence of the newest on disk, and the newest that the ledger knows of. Shared with the ledger.
+#[derive(Clone, Debug, Default)]
+pub struct Newest(Arc<Sequences>);
+
+#[derive(Debug, Default)]
+struct Sequences {
+    on_disk: AtomicU64,
+    recorded: AtomicU64,
+}
+
+impl Newest {
+    /// Notes of this sequence are on disk.
+    pub fn new(sequence: u64) -> Newest {
+        Newest(Arc::new(Sequences { on_disk: AtomicU64::new(sequence), recorded: AtomicU64::new(0) }))
+    }
+
+    /// What a new entry of the ledger records.
+    pub fn sequence(&self) -> u64 {
+        self.on_disk().max(self.0.recorded.load(Ordering::Acquire))
+    }
+
+    /// The ledger has an entry that records notes of this sequence.
+    pub fn recorded(&self, sequence: u64) {
+        self.0.recorded.fetch_max(sequence, Ordering::AcqRel);
+    }
+
+    /// True when the ledger knows of newer notes than there are.
+    pub fn is_behind(&self) -> bool {
+        self.on_disk() < self.sequence()
+    }
+
+    /// The doubt about older notes is remembered elsewhere: those that are here count from now on, and are written anew.
+    pub fn catch_up(&self) {
+        self.advance(self.sequence());
+    }
+
+    fn on_disk(&self) -> u64 {
+        self.0.on_disk.load(Ordering::Acquire)
+    }
+
+    /// Another thread may have gone further meanwhile.
+    fn advance(&self, sequence: u64) {
+        self.0.on_disk.fetch_max(sequence, Ordering::AcqRel);
+    }
+}
+
 /// The notes, and the file that holds them.
 #[derive(Debug)]
 pub struct Flushed {
     file: Box<dyn File>,
+    /// The block with the newest notes, and their sequence.
+    block: u64,
     sequence: u64,
+    newest: Newest,
     notes: BTreeMap<SegmentId, (SegmentIdentity, Offset)>,
     /// The file says less of them.
     dirty: bool,
@@ -56,14 +108,16 @@ impl Flushed {
         match folder.open(FLUSHED) {
             Ok(file) => {
                 let blocks = [KIND.read::<Notes>(&*file, 0)?, KIND.read(&*file, 1)?];
-                let sound = blocks.into_iter().filter_map(|block| match block {
-                    Block::Sound(sequence, notes) => Some((sequence, notes)),
+                let sound = (0..).zip(blocks).filter_map(|(nth, block)| match block {
+                    Block::Sound(sequence, notes) => Some((sequence, nth, notes)),
                     Block::Newer(_) | Block::Damaged(_) => None,
                 });
-                if let Some((sequence, Notes { ledger: noted, open })) = sound.max_by_key(|(sequence, _)| *sequence) {
+                if let Some((sequence, block, found)) = sound.max_by_key(|(sequence, ..)| *sequence) {
+                    let Notes { ledger: noted, open } = found;
                     let notes = open.iter().map(|note| (note.0.segment, *note)).collect();
-                    let entries = Entries::new(noted);
-                    return Ok((Flushed { file, sequence, notes, dirty: false, entries, noted }, open, doubts));
+                    let (newest, entries) = (Newest::new(sequence), Entries::new(noted));
+                    let flushed = Flushed { file, block, sequence, newest, notes, dirty: false, entries, noted };
+                    return Ok((flushed, open, doubts));
                 }
                 let aside = format!("{FLUSHED}.unreadable");
                 folder.rename(FLUSHED, &aside)?;
@@ -90,12 +144,18 @@ impl Flushed {
         folder.rename(TEMPORARY, FLUSHED)?;
         folder.sync()?;
         let (notes, entries) = (BTreeMap::new(), Entries::default());
-        Ok(Flushed { file, sequence: 1, notes, dirty: false, entries, noted: 0 })
+        let (block, sequence, newest) = (1, 1, Newest::new(1));
+        Ok(Flushed { file, block, sequence, newest, notes, dirty: false, entries, noted: 0 })
     }
 
     /// Where the ledger keeps count: as many entries as are noted, to begin with.
     pub fn entries(&self) -> Entries {
         self.entries.clone()
+    }
+
+    /// How new the notes are.
+    pub fn newest(&self) -> Newest {
+        self.newest.clone()
     }
 
     /// This open segment is on disk up to here; 0: it is open here, and nothing of it has arrived.
@@ -121,12 +181,18 @@ impl Flushed {
 
     /// True while the file says less than is known.
     pub fn is_dirty(&self) -> bool {
-        self.dirty || self.entries.count() != self.noted
+        self.dirty || self.entries.count() != self.noted || self.newest.sequence() != self.sequence
     }
 
-    /// Brings the notes to disk.
+    /// True for notes that are older than the ledger knows, until the doubt about them is on disk.
+    pub fn is_behind(&self) -> bool {
+        self.newest.is_behind()
+    }
+
+    /// Brings the notes to disk. Notes that are older than the ledger knows stay as they are until the doubt is on disk: newer
+    /// ones in their place would hide them from the next start.
     pub fn write(&mut self) -> io::Result<()> {
-        if !self.is_dirty() {
+        if !self.is_dirty() || self.is_behind() {
             return Ok(());
         }
         let mut notes = Notes { ledger: self.entries.count(), open: self.notes.values().copied().collect() };
@@ -134,9 +200,10 @@ impl Flushed {
         while !fits(&notes) {
             notes.open.remove(0);
         }
-        let sequence = self.sequence + 1;
-        KIND.write(&*self.file, sequence % 2, sequence, &notes)?;
-        (self.sequence, self.dirty, self.noted) = (sequence, false, notes.ledger);
+        let (block, sequence) = (1 - self.block, self.newest.sequence() + 1);
+        KIND.write(&*self.file, block, sequence, &notes)?;
+        (self.block, self.sequence, self.dirty, self.noted) = (block, sequence, false, notes.ledger);
+        self.newest.advance(sequence);
         Ok(())
     }
 }

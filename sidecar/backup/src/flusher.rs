@@ -35,6 +35,8 @@ pub enum Job {
     Delete(SegmentId, LogId),
     /// Delete the files of trimmed segments.
     DeleteTrimmed(Vec<SegmentId>, LogId),
+    /// Give the file that has an open segment's name and is not understood another one.
+    MoveAside(SegmentId),
     /// Move a segment's files into quarantine.
     Quarantine(SegmentId, LogId),
     /// Write what a slot holds into quarantine.
@@ -48,7 +50,7 @@ impl Job {
             Job::Closed(_, identity, _) | Job::Open(_, _, identity, _) | Job::QuarantineSlot(_, identity, _) => {
                 slice::from_ref(&identity.segment)
             }
-            Job::Delete(segment, _) | Job::Quarantine(segment, _) => slice::from_ref(segment),
+            Job::Delete(segment, _) | Job::Quarantine(segment, _) | Job::MoveAside(segment) => slice::from_ref(segment),
             Job::Owed(segments) | Job::DeleteTrimmed(segments, _) => segments,
         }
     }
@@ -172,6 +174,13 @@ impl Flusher {
                 self.delete(&segments, log);
                 vec![Input::Deleted(segments)]
             }
+            Some(Job::MoveAside(segment)) => {
+                // Where it fails, the next start finds the file again.
+                if let Err(error) = self.disk.move_aside(segment) {
+                    warn!(%segment, %error, "failed to move an unexpected segment file aside");
+                }
+                Vec::new()
+            }
             Some(Job::Quarantine(segment, log)) => {
                 self.quarantine(segment, log);
                 Vec::new()
@@ -292,12 +301,13 @@ impl Flusher {
             }
             format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
         });
-        group.iter().map(|(id, _)| Input::OpenFlushed(*id, result.clone())).collect()
+        group.iter().map(|(id, _)| Input::OpenFlushed(*id, identity, result.clone())).collect()
     }
 
     /// Notes how far an open segment is flushed, before anybody hears of it: what its file loses from now on is missed.
     fn note(&mut self, identity: &SegmentIdentity, end: Offset) -> io::Result<Offset> {
         if !self.is_closed(identity) {
+            assert!(!self.flushed.is_behind(), "what a start doubts is on disk before anything is flushed");
             self.flushed.note(identity, end);
             self.flushed.write()?;
         }

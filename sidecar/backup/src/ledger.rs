@@ -1,21 +1,25 @@
-//! The ledger: which closed segments this backup owes, so that a file that is gone is missed.
+//! The ledger: which closed segments this backup owes, and which open ones have files, so that a file that is gone is missed.
 //!
-//! Read at the start by [`start`](crate::start()), written by the [`daemon`](crate::daemon) before a close is answered and
-//! before a file goes. The high-water mark of what must be here (S12).
+//! Read at the start by [`start`](crate::start()), written by the [`daemon`](crate::daemon) before a close or the first flush of
+//! an open segment is answered and before a file goes. The high-water mark of what must be here (S12).
 //!
 //! # Bytes
 //! A header and then entries, 128 bytes each, four to a sector, so that none is ever torn. All integers are little-endian.
 //! ```text
 //! header: "TWLEDGER" (8)  format version (4)  zeros  CRC-32 of all before (4)
-//! entry:  `O` owed or `S` settled (1)  zeros to 8  sequence (8)  log (16)  segment (8)  epoch (8)  generation (8)  size (4)
-//!         end (4)  chain (4)  zeros to 72  first LSN (8)  last LSN (8)  zeros  CRC-32 of all before (4)
+//! entry:  `O` owed, `F` open and with a file, or `S` settled (1)  zeros to 8  sequence (8)  log (16)  segment (8)  epoch (8)
+//!         generation (8)  size (4)  end (4)  chain (4)  zeros to 72  first LSN (8)  last LSN (8)  sequence of the notes (8)
+//!         zeros  CRC-32 of all before (4)
 //! ```
+//! Of an open segment only the end is known: up to there at least its file is sound.
+//!
 //! Entries are added behind the last one, into space that was allocated before, and each sector is brought to disk before the
 //! next is begun. Zeros are the end. The last entry may be unsound: a failed write that was never reported. Any other
 //! that is not sound has rotted: what it said is unknown, and that is reported. So are entries that are gone from the end, an older
-//! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. When the file has grown to many
-//! times what is owed it is written anew, under another name first. A disk that is too full for that does not stop it: it goes on
-//! in the space that it has.
+//! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. Each entry records in its turn
+//! which notes were on disk when it was written, so older notes are reported too. When the file has grown to many times what is
+//! kept in it, it is written anew, under another name first. A disk that is too full for that does not stop it: it goes on in the
+//! space that it has.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,15 +28,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::planted::{self, Bug};
 use tracing::warn;
 
 use crate::files::{File, Folder, is_full};
+use crate::flushed::{Newest, Open};
 
 /// Its name in the flush folder.
 pub const LEDGER: &str = "ledger";
 const TEMPORARY: &str = "ledger.tmp";
 const MAGIC: [u8; 8] = *b"TWLEDGER";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const ENTRY_SIZE: usize = 128;
 /// Entries of a sector of 512 bytes.
 const SECTOR_ENTRIES: u64 = 4;
@@ -42,7 +48,7 @@ const GROWTH: u64 = 512;
 /// could not be flushed, and a trim, which makes room, settles half as many at a time
 /// (`TRIMMED_AT_ONCE` of the protocol).
 const SPARE: u64 = 256;
-/// Written anew when there are so many entries for each that is owed, and so many more.
+/// Written anew when there are so many entries for each that counts, and so many more.
 const REWRITE_FACTOR: u64 = 4;
 const REWRITE_MIN: u64 = 4096;
 /// A change of more entries than this is written with the whole file, if there is room: one sync instead of many.
@@ -73,11 +79,13 @@ impl Entries {
 #[derive(Debug)]
 pub struct Ledger {
     file: Box<dyn File>,
-    owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
+    kept: Segments,
     /// The next entry.
     next: u64,
     /// All that are on disk; also the next one's sequence.
     entries: Entries,
+    /// How new the notes of flushes are.
+    notes: Newest,
     /// Entries that there is space for.
     room: u64,
     /// An entry was not sound: the file is to be written anew.
@@ -86,11 +94,43 @@ pub struct Ledger {
     cramped: bool,
 }
 
+/// What must be here of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// It is closed, and owed.
+    Owed(Closure),
+    /// It is open, and its file is sound at least up to here.
+    Open(Offset),
+}
+
+impl Kept {
+    fn closure(self) -> Closure {
+        match self {
+            Kept::Owed(closure) => closure,
+            Kept::Open(end) => Closure { end, ..Closure::default() },
+        }
+    }
+
+    fn letter(self) -> u8 {
+        match self {
+            Kept::Owed(_) => b'O',
+            Kept::Open(_) => b'F',
+        }
+    }
+}
+
+/// The newest word on each segment.
+type Segments = BTreeMap<SegmentId, (SegmentIdentity, Kept)>;
+
 /// What a ledger says.
 #[derive(Debug, Default)]
 pub struct LedgerContents {
     /// Closed segments that are owed.
     pub owed: Vec<(SegmentIdentity, Closure)>,
+    /// Open segments that have files, and how far each is on disk at least.
+    pub open: Open,
+    /// It knows of newer notes of flushes than those that are there.
+    pub notes_are_older: bool,
     /// What it cannot say.
     pub doubts: Vec<String>,
 }
@@ -118,20 +158,33 @@ impl From<CreateError> for io::Error {
 }
 
 enum LedgerEntry {
-    Owed(u64, SegmentIdentity, Closure),
-    Settled(u64, SegmentId),
+    Sound(Sound),
     Unwritten,
     Rotten,
+}
+
+struct Sound {
+    sequence: u64,
+    /// The sequence of the notes of flushes.
+    notes: u64,
+    identity: SegmentIdentity,
+    /// `None`: nothing of it must be here any longer.
+    kept: Option<Kept>,
 }
 
 impl Ledger {
     /// Opens the ledger in this folder. `expected`: there must be one, because this backup has promised something; where there
     /// is none, or none that can be read, an empty one is made and the doubt is reported. `entries`: as many as have been noted; from
-    /// here on the ledger keeps count.
-    pub fn open(folder: &dyn Folder, expected: bool, entries: Entries) -> io::Result<(Ledger, LedgerContents)> {
+    /// here on the ledger keeps count. `notes`: how new those notes are.
+    pub fn open(
+        folder: &dyn Folder,
+        expected: bool,
+        entries: Entries,
+        notes: Newest,
+    ) -> io::Result<(Ledger, LedgerContents)> {
         let mut contents = LedgerContents::default();
         match folder.open(LEDGER) {
-            Ok(file) => match Ledger::read(file, entries.clone(), &mut contents)? {
+            Ok(file) => match Ledger::read(file, entries.clone(), notes.clone(), &mut contents)? {
                 Some(ledger) => return Ok((ledger, contents)),
                 None => {
                     let aside = format!("{LEDGER}.unreadable");
@@ -146,46 +199,60 @@ impl Ledger {
             }
             Err(error) => return Err(error),
         }
-        let ledger = Ledger::create(folder, &BTreeMap::new(), entries)?;
+        let ledger = Ledger::create(folder, &BTreeMap::new(), entries, notes)?;
         Ok((ledger, contents))
     }
 
-    /// Forgets everything that was owed: this backup has a new identity.
+    /// Forgets everything: this backup has a new identity, and the notes are void too.
     pub fn clear(&mut self, folder: &dyn Folder) -> io::Result<()> {
-        let owed = std::mem::take(&mut self.owed);
-        if self.rewrite(folder)? {
-            return Ok(());
+        let kept = std::mem::take(&mut self.kept);
+        if !self.rewrite(folder)? {
+            self.append(settled(kept.into_values()).into_iter())?;
         }
-        self.append(owed.into_values().map(|(identity, closure)| (b'S', identity, closure)))
+        self.notes.catch_up();
+        Ok(())
     }
 
     /// These are owed from now on.
     pub fn owe(&mut self, folder: &dyn Folder, segments: &[(SegmentIdentity, Closure)]) -> io::Result<()> {
-        let news = |(identity, closure): &&(SegmentIdentity, Closure)| {
-            self.owed.get(&identity.segment) != Some(&(*identity, *closure))
-        };
-        let news: Vec<_> = segments.iter().filter(news).copied().collect();
-        self.owed.extend(news.iter().map(|owed| (owed.0.segment, *owed)));
-        let entries = news.iter().map(|(identity, closure)| (b'O', *identity, *closure));
-        self.add(folder, entries.collect())
+        let owed = segments.iter().map(|(identity, closure)| (*identity, Kept::Owed(*closure)));
+        self.keep(folder, owed)
     }
 
-    /// Nothing is owed of these any longer.
+    /// This open segment has a file, which is sound at least up to here. What is owed of it already says more.
+    pub fn record_open(&mut self, folder: &dyn Folder, identity: &SegmentIdentity, end: Offset) -> io::Result<()> {
+        match self.kept.get(&identity.segment) {
+            Some((_, Kept::Owed(_))) => Ok(()),
+            Some((known, Kept::Open(_))) if known == identity => Ok(()),
+            _ => self.keep(folder, [(*identity, Kept::Open(end))].into_iter()),
+        }
+    }
+
+    /// Nothing of these must be here any longer.
     pub fn settle(&mut self, folder: &dyn Folder, segments: &[SegmentId]) -> io::Result<()> {
-        let gone: Vec<_> = segments.iter().filter_map(|segment| self.owed.remove(segment)).collect();
-        self.add(folder, gone.into_iter().map(|(identity, closure)| (b'S', identity, closure)).collect())
+        let gone = segments.iter().filter_map(|segment| self.kept.remove(segment));
+        let entries = settled(gone);
+        self.add(folder, entries)
     }
 
     /// Once a doubt is remembered elsewhere, what raised it here can go. On a full disk it stays, and raises it again.
     pub fn mend(&mut self, folder: &dyn Folder) -> io::Result<()> {
+        self.notes.catch_up();
         if self.damaged {
             self.rewrite(folder)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, folder: &dyn Folder, entries: Vec<(u8, SegmentIdentity, Closure)>) -> io::Result<()> {
-        let many = self.next > REWRITE_MIN + REWRITE_FACTOR * self.owed.len() as u64;
+    fn keep(&mut self, folder: &dyn Folder, segments: impl Iterator<Item = (SegmentIdentity, Kept)>) -> io::Result<()> {
+        let news: Vec<_> = segments.filter(|new| self.kept.get(&new.0.segment) != Some(new)).collect();
+        self.kept.extend(news.iter().map(|new| (new.0.segment, *new)));
+        let entries = news.iter().map(|(identity, kept)| (kept.letter(), *identity, kept.closure()));
+        self.add(folder, entries.collect())
+    }
+
+    fn add(&mut self, folder: &dyn Folder, entries: Vec<Entry>) -> io::Result<()> {
+        let many = self.next > REWRITE_MIN + REWRITE_FACTOR * self.kept.len() as u64;
         if entries.is_empty() {
             return Ok(());
         }
@@ -195,10 +262,10 @@ impl Ledger {
         self.append(entries.into_iter())
     }
 
-    fn append(&mut self, entries: impl Iterator<Item = (u8, SegmentIdentity, Closure)>) -> io::Result<()> {
-        let mut sequence = self.entries.count();
-        for (kind, identity, closure) in entries {
-            let bytes = to_entry(kind, sequence, &identity, &closure);
+    fn append(&mut self, entries: impl Iterator<Item = Entry>) -> io::Result<()> {
+        let (mut sequence, notes) = (self.entries.count(), self.notes.sequence());
+        for (letter, identity, closure) in entries {
+            let bytes = to_entry(letter, sequence, notes, &identity, &closure);
             self.file.write_all_at(self.next * ENTRY_SIZE as u64, &bytes)?;
             (self.next, sequence) = (self.next + 1, sequence + 1);
             if self.next.is_multiple_of(SECTOR_ENTRIES) {
@@ -215,10 +282,10 @@ impl Ledger {
 
     /// Writes the file anew, whole or not at all. False where the disk is full: then the file that is there goes on.
     fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<bool> {
-        match Ledger::create(folder, &self.owed, self.entries.clone()) {
+        match Ledger::create(folder, &self.kept, self.entries.clone(), self.notes.clone()) {
             Ok(ledger) => {
-                let owed = std::mem::take(&mut self.owed);
-                *self = Ledger { owed, ..ledger };
+                let kept = std::mem::take(&mut self.kept);
+                *self = Ledger { kept, ..ledger };
                 Ok(true)
             }
             Err(CreateError::Full(error)) => {
@@ -232,18 +299,15 @@ impl Ledger {
         }
     }
 
-    /// A new file with what is owed, whole or not at all. The ledger itself is told afterwards.
-    fn create(
-        folder: &dyn Folder,
-        owed: &BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
-        entries: Entries,
-    ) -> Result<Ledger, CreateError> {
+    /// A new file with what counts, whole or not at all. The ledger itself is told afterwards.
+    fn create(folder: &dyn Folder, kept: &Segments, entries: Entries, notes: Newest) -> Result<Ledger, CreateError> {
         let sequence = entries.count();
-        let next = 1 + owed.len() as u64;
+        let next = 1 + kept.len() as u64;
         let room = next + GROWTH;
         let mut bytes = header().to_vec();
-        for (nth, (identity, closure)) in owed.values().enumerate() {
-            bytes.extend_from_slice(&to_entry(b'O', sequence + nth as u64, identity, closure));
+        for (nth, (identity, kept)) in (0..).zip(kept.values()) {
+            let entry = to_entry(kept.letter(), sequence + nth, notes.sequence(), identity, &kept.closure());
+            bytes.extend_from_slice(&entry);
         }
         let file = Ledger::fill(folder, room, &bytes).map_err(|error| {
             // Half of it would hold the space that others need.
@@ -252,8 +316,8 @@ impl Ledger {
         })?;
         folder.rename(TEMPORARY, LEDGER)?;
         folder.sync()?;
-        entries.set(sequence + owed.len() as u64);
-        Ok(Ledger { file, owed: BTreeMap::new(), next, entries, room, damaged: false, cramped: false })
+        entries.set(sequence + kept.len() as u64);
+        Ok(Ledger { file, kept: BTreeMap::new(), next, entries, notes, room, damaged: false, cramped: false })
     }
 
     fn fill(folder: &dyn Folder, room: u64, bytes: &[u8]) -> io::Result<Box<dyn File>> {
@@ -268,35 +332,40 @@ impl Ledger {
     }
 
     /// `None`: this is no ledger, or one of a newer version.
-    fn read(file: Box<dyn File>, entries: Entries, contents: &mut LedgerContents) -> io::Result<Option<Ledger>> {
+    fn read(
+        file: Box<dyn File>,
+        entries: Entries,
+        notes: Newest,
+        contents: &mut LedgerContents,
+    ) -> io::Result<Option<Ledger>> {
         let length = usize::try_from(file.length()?).unwrap_or(usize::MAX);
         let mut bytes = vec![0; length];
         file.read_exact_at(0, &mut bytes)?;
         if bytes.get(..ENTRY_SIZE) != Some(header().as_slice()) {
             return Ok(None);
         }
-        let (noted, owed) = (entries.count(), BTreeMap::new());
-        let mut ledger = Ledger { file, owed, next: 1, entries, room: 0, damaged: false, cramped: false };
+        let (noted, kept) = (entries.count(), BTreeMap::new());
+        let mut ledger = Ledger { file, kept, next: 1, entries, notes, room: 0, damaged: false, cramped: false };
         // An unsound entry counts as rotten once there is another one behind it.
         let (mut rotten, mut unsound) = (0, 0);
         let (mut expected, mut count) = (None, 0);
         for (nth, entry) in bytes.chunks_exact(ENTRY_SIZE).enumerate().skip(1) {
-            let sequence = match from_entry(entry) {
+            let Sound { sequence, notes, identity, kept } = match from_entry(entry) {
                 LedgerEntry::Unwritten => continue,
                 LedgerEntry::Rotten => {
                     unsound += 1;
                     expected = expected.map(|expected| expected + 1);
                     continue;
                 }
-                LedgerEntry::Owed(sequence, identity, closure) => {
-                    ledger.owed.insert(identity.segment, (identity, closure));
-                    sequence
-                }
-                LedgerEntry::Settled(sequence, segment) => {
-                    ledger.owed.remove(&segment);
-                    sequence
-                }
+                LedgerEntry::Sound(sound) => sound,
             };
+            match kept {
+                Some(kept) => drop(ledger.kept.insert(identity.segment, (identity, kept))),
+                None => drop(ledger.kept.remove(&identity.segment)),
+            }
+            if !planted::has(Bug::OldNotesBelieved) {
+                ledger.notes.recorded(notes);
+            }
             // Entries that were zeroed or restored from an older copy.
             rotten += std::mem::take(&mut unsound);
             rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
@@ -318,9 +387,22 @@ impl Ledger {
         ledger.file.sync()?;
         ledger.entries.set(count + lost);
         ledger.room = (length / ENTRY_SIZE) as u64;
-        contents.owed = ledger.owed.values().copied().collect();
+        for (identity, kept) in ledger.kept.values() {
+            match kept {
+                Kept::Owed(closure) => contents.owed.push((*identity, *closure)),
+                Kept::Open(end) => contents.open.push((*identity, *end)),
+            }
+        }
+        contents.notes_are_older = ledger.notes.is_behind();
         Ok(Some(ledger))
     }
+}
+
+/// A letter, the segment, and what is known of its end.
+type Entry = (u8, SegmentIdentity, Closure);
+
+fn settled(gone: impl Iterator<Item = (SegmentIdentity, Kept)>) -> Vec<Entry> {
+    gone.map(|(identity, kept)| (b'S', identity, kept.closure())).collect()
 }
 
 fn sealed(mut entry: [u8; ENTRY_SIZE]) -> [u8; ENTRY_SIZE] {
@@ -336,9 +418,9 @@ fn header() -> [u8; ENTRY_SIZE] {
     sealed(bytes)
 }
 
-fn to_entry(kind: u8, sequence: u64, identity: &SegmentIdentity, closure: &Closure) -> [u8; ENTRY_SIZE] {
+fn to_entry(letter: u8, sequence: u64, notes: u64, identity: &SegmentIdentity, closure: &Closure) -> [u8; ENTRY_SIZE] {
     let mut bytes = [0; ENTRY_SIZE];
-    bytes[0] = kind;
+    bytes[0] = letter;
     bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
     bytes[16..32].copy_from_slice(&identity.log.0.to_le_bytes());
     bytes[32..40].copy_from_slice(&identity.segment.0.to_le_bytes());
@@ -349,6 +431,7 @@ fn to_entry(kind: u8, sequence: u64, identity: &SegmentIdentity, closure: &Closu
     bytes[64..68].copy_from_slice(&closure.chain.0.to_le_bytes());
     bytes[72..80].copy_from_slice(&closure.first.0.to_le_bytes());
     bytes[80..88].copy_from_slice(&closure.last.0.to_le_bytes());
+    bytes[88..96].copy_from_slice(&notes.to_le_bytes());
     sealed(bytes)
 }
 
@@ -368,12 +451,19 @@ fn from_entry(bytes: &[u8]) -> LedgerEntry {
     };
     let closure =
         Closure { first: Lsn(u64_at(72)), last: Lsn(u64_at(80)), end: Offset(u32_at(60)), chain: Chain(u32_at(64)) };
-    let sound = to_entry(bytes[0], u64_at(8), &identity, &closure) == bytes && closure.fits(size);
-    match bytes[0] {
-        b'O' if sound => LedgerEntry::Owed(u64_at(8), identity, closure),
-        b'S' if sound => LedgerEntry::Settled(u64_at(8), identity.segment),
-        _ => LedgerEntry::Rotten,
+    let (sequence, notes) = (u64_at(8), u64_at(88));
+    if to_entry(bytes[0], sequence, notes, &identity, &closure) != bytes {
+        return LedgerEntry::Rotten;
     }
+    let open = Kept::Open(closure.end);
+    let is_open = open.closure() == closure && closure.end.0 <= size.bytes();
+    let kept = match bytes[0] {
+        b'O' if closure.fits(size) => Some(Kept::Owed(closure)),
+        b'F' if is_open => Some(open),
+        b'S' if is_open || closure.fits(size) => None,
+        _ => return LedgerEntry::Rotten,
+    };
+    LedgerEntry::Sound(Sound { sequence, notes, identity, kept })
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use tracing::{info, warn};
 
 use crate::disk::{Disk, Listing};
 use crate::files::Folder;
-use crate::flushed::Flushed;
+use crate::flushed::{Flushed, Open};
 use crate::ledger::{Ledger, LedgerContents};
 use crate::memory::Memory;
 use crate::promise::{MemberState, PromiseFile};
@@ -71,7 +71,7 @@ pub struct Started {
     pub member_state: MemberState,
     /// What memory and disk hold.
     pub found: Found,
-    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
+    /// Files that had a segment's name and are damaged, or not of this log.
     pub unexpected_files: u64,
 }
 
@@ -232,9 +232,9 @@ fn begin(
             (PromiseFile::create(disk.folder(), &member_state)?, member_state)
         }
     };
-    let (mut evidence, listing) = Evidence::gather(&disk, &member_state.promise)?;
+    let (mut evidence, mut listing) = Evidence::gather(&disk, &member_state.promise)?;
     if is_new {
-        evidence.forget(&disk)?;
+        evidence.forget(&disk, &mut listing)?;
     }
     let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| {
         let bytes = disk.read_open(open)?;
@@ -277,7 +277,7 @@ struct Evidence {
     ledger: Ledger,
     flushed: Flushed,
     owed: Vec<(SegmentIdentity, Closure)>,
-    ends: Vec<(SegmentIdentity, Offset)>,
+    ends: Open,
     doubts: Vec<String>,
 }
 
@@ -285,17 +285,25 @@ impl Evidence {
     fn gather(disk: &Disk, promise: &Promise) -> anyhow::Result<(Evidence, Listing)> {
         // Both are made before the first epoch is promised.
         let expected = promise.log.is_some();
-        let (flushed, ends, mut doubts) = Flushed::open(disk.folder(), expected).context("open the flush records")?;
-        let (ledger, LedgerContents { owed, doubts: more }) =
-            Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger")?;
+        let (flushed, mut ends, mut doubts) =
+            Flushed::open(disk.folder(), expected).context("open the flush records")?;
+        let (ledger, LedgerContents { owed, open, notes_are_older, doubts: more }) =
+            Ledger::open(disk.folder(), expected, flushed.entries(), flushed.newest()).context("open the ledger")?;
+        if notes_are_older && doubts.is_empty() {
+            doubts.push("the notes of what was flushed are older than the ledger".to_owned());
+        }
         doubts.extend(more);
+        open.into_iter().for_each(|known| raise(&mut ends, known));
         let listing =
             disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;
         Ok((Evidence { ledger, flushed, owed, ends, doubts }, listing))
     }
 
     /// This backup has a new identity and owes nothing.
-    fn forget(&mut self, disk: &Disk) -> anyhow::Result<()> {
+    fn forget(&mut self, disk: &Disk, listing: &mut Listing) -> anyhow::Result<()> {
+        for segment in listing.not_understood.drain(..) {
+            disk.move_aside(segment).context("move an unexpected segment file aside")?;
+        }
         self.ledger.clear(disk.folder()).context("clear the ledger")?;
         self.flushed.clear();
         self.flushed.write().context("clear the flush records")?;
@@ -335,7 +343,8 @@ impl Evidence {
     /// Segments that were open here, and of which nothing had arrived.
     fn blank(&self, listing: &Listing) -> impl Iterator<Item = SegmentIdentity> {
         let closed = self.owed.iter().chain(&listing.closed).map(|(identity, _)| identity.segment);
-        let here: BTreeSet<SegmentId> = closed.chain(listing.open.iter().map(|identity| identity.segment)).collect();
+        let open = listing.open.iter().map(|identity| identity.segment).chain(listing.not_understood.iter().copied());
+        let here: BTreeSet<SegmentId> = closed.chain(open).collect();
         let blank = self.ends.iter().filter(|(_, end)| *end == Offset(0)).map(|(identity, _)| *identity);
         blank.filter(move |identity| !here.contains(&identity.segment))
     }
@@ -351,7 +360,7 @@ impl Evidence {
     ) -> Started {
         let disk_suffices = disk_suffices(&member_state);
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
-        let Listing { closed: files, unexpected: unexpected_files, .. } = listing;
+        let Listing { closed: files, not_understood, unexpected: unexpected_files, .. } = listing;
         let found = Found {
             promise: member_state.promise.clone(),
             rows: slots.here,
@@ -360,12 +369,21 @@ impl Evidence {
             files,
             owed,
             flushed: ends,
+            not_understood,
             // Counted by a process that has a bound.
             other_bytes: 0,
             doubts,
             disk_suffices,
         };
         Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, unexpected_files }
+    }
+}
+
+/// Adds to the notes how far this open segment is on disk at least.
+fn raise(ends: &mut Open, (identity, end): (SegmentIdentity, Offset)) {
+    match ends.iter_mut().find(|(noted, _)| *noted == identity) {
+        Some((_, noted)) => *noted = end.max(*noted),
+        None => ends.push((identity, end)),
     }
 }
 
@@ -417,3 +435,6 @@ fn load(
     }
     Ok(rows)
 }
+
+#[cfg(test)]
+mod tests;

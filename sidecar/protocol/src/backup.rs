@@ -101,7 +101,7 @@ impl Backup {
             Input::Verified(slot, sound) => self.on_verified(slot, sound, out),
             Input::Lent(id, slot, result) => self.on_lent(id, slot, result, out),
             Input::Flushed(slot, identity, result) => self.on_flushed(slot, &identity, &result, out),
-            Input::OpenFlushed(id, result) => self.on_open_flushed(id, result, out),
+            Input::OpenFlushed(id, identity, result) => self.on_open_flushed(id, &identity, result, out),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
             Input::GivenUp(slot) => self.on_given_up(slot, out),

@@ -43,22 +43,43 @@ const DOUBTS_MAX: u32 = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Visit(pub u64);
 
-/// What of a member's inventory a follower needs that wants the records from one on: not the closed copies before, which may be
-/// very many, but for the newest of them.
-#[derive(Clone, Debug, Default)]
+/// Copies that a follower remembers of an inventory: 320 KiB. What is behind them it asks for when it has come so far.
+pub const NEEDED_MAX: usize = 1 << 12;
+
+/// What of a member's inventory a follower needs that wants the records from one on: not those before that are closed, which may
+/// be very many, but for the newest of them; and no more than [`NEEDED_MAX`].
+#[derive(Clone, Debug)]
 pub struct NeededCopies {
+    most: usize,
     copies: Vec<CopyReport>,
     /// What is lent begins behind it.
     newest_before: Option<CopyReport>,
 }
 
+impl Default for NeededCopies {
+    fn default() -> NeededCopies {
+        NeededCopies::at_most(NEEDED_MAX)
+    }
+}
+
 impl NeededCopies {
+    /// So many, and the one before.
+    pub fn at_most(most: usize) -> NeededCopies {
+        NeededCopies { most, copies: Vec::new(), newest_before: None }
+    }
+
     /// Takes the next copy, in the order of their segments.
     pub fn take(&mut self, copy: &CopyReport, next: Lsn) {
-        match copy.state == CopyState::Closed && copy.closure.last < next {
+        match is_fetched(copy) && copy.closure.last < next {
             true => self.newest_before = Some(*copy),
+            false if self.is_full() => {}
             false => self.copies.push(*copy),
         }
+    }
+
+    /// True when nothing more is needed.
+    pub fn is_full(&self) -> bool {
+        self.copies.len() == self.most
     }
 
     /// Those that are needed, in the order of their segments.

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -191,7 +192,7 @@ macro_rules! name {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
-        pub struct $name(String);
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// The name as text.
@@ -203,20 +204,20 @@ macro_rules! name {
         impl FromStr for $name {
             type Err = BadName;
             fn from_str(text: &str) -> Result<Self, BadName> {
-                check_name($what, text).map($name)
+                check_name($what, text).map(|text| $name(text.into()))
             }
         }
 
         impl TryFrom<String> for $name {
             type Error = BadName;
             fn try_from(text: String) -> Result<Self, BadName> {
-                check_name($what, &text).map($name)
+                check_name($what, &text).map(|text| $name(text.into()))
             }
         }
 
         impl From<$name> for String {
             fn from(name: $name) -> String {
-                name.0
+                name.as_str().to_owned()
             }
         }
 

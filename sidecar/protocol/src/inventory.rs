@@ -8,12 +8,12 @@ use crate::ids::EPOCH_MAX;
 use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
 use crate::rpc::{
-    CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, FORMER_MAX, Failure, INVENTORY_PAGE_MAX,
-    Inventory, Synced,
+    CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, FORMER_MAX, Failure, INVENTORY_MAX,
+    INVENTORY_PAGE_MAX, Inventory, Synced,
 };
 
-/// Pages of a whole inventory: 64 × 65 536 copies are 32 TiB of segments of 8 MiB. At some 100 bytes each they take 400 MiB.
-pub const PAGES_MAX: usize = 64;
+/// Pages of a whole inventory.
+pub const PAGES_MAX: usize = INVENTORY_MAX / INVENTORY_PAGE_MAX;
 /// How often reading restarts because the inventory changed between two pages. Only a disk fault or a late call changes it, so
 /// a second restart is rare.
 pub const RESTARTS_MAX: u32 = 4;
@@ -79,7 +79,7 @@ impl Reading {
         if page.more && (page.copies.is_empty() || self.pages == PAGES_MAX) {
             return Err(nonsense(format!("page {} is not the last, with {} copies", self.pages, page.copies.len())));
         }
-        let whole = match self.so_far.take() {
+        let mut whole = match self.so_far.take() {
             None => page,
             Some(mut whole) => {
                 whole.copies.extend(page.copies);
@@ -88,9 +88,12 @@ impl Reading {
         };
         check_order(&whole.copies)?;
         if whole.more {
+            // Once, and for all that there may be: a vector that grows piece by piece takes twice the memory that is counted on.
+            whole.copies.reserve_exact(INVENTORY_MAX - whole.copies.len());
             self.so_far = Some(whole);
             return Ok(None);
         }
+        whole.copies.shrink_to_fit();
         Ok(Some(whole))
     }
 

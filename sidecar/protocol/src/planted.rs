@@ -74,6 +74,10 @@ bugs! {
     DamagedIsAWitness = "damaged-is-a-witness",
     /// Backup: what is owed is not written into the ledger. Breaks S12.
     LedgerNotWritten = "ledger-not-written",
+    /// Backup: the ledger does not have the open segments that have files. Breaks S12.
+    FileNotRecorded = "file-not-recorded",
+    /// Backup: notes of flushes that are older than the ledger are believed. Breaks S12.
+    OldNotesBelieved = "old-notes-believed",
     /// Backup: a file that is owed and missing is not missed. Breaks S12.
     OwedFileIgnored = "owed-file-ignored",
     /// Backup: an entry of the slot table that is zeros is free. Breaks S12.

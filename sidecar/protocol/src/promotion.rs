@@ -13,7 +13,9 @@ use crate::ids::{Claim, Epoch, GroupName, LogId, Lsn, MemberId, SegmentId, Versi
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
-use crate::rpc::{Caller, CloseRequest, CopyReport, DropRequest, Failure, FenceRequest, Inventory, TrimRequest};
+use crate::rpc::{
+    Caller, CloseRequest, CopyReport, CopyState, DropRequest, Failure, FenceRequest, Inventory, TrimRequest,
+};
 
 /// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
 /// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it.
@@ -163,9 +165,9 @@ impl Task {
 pub enum Output {
     /// Read the config store.
     ReadConfig,
-    /// Ask all known backups what they hold, without changing anything: there is no configuration yet, or no member has a
-    /// sound copy of some segment.
-    Survey,
+    /// Ask all known backups what they hold, without changing anything: who they are, because there is no configuration yet; or
+    /// as many copies as a page has behind this segment, because no member has a sound copy of the next one.
+    Survey(Option<SegmentId>),
     /// Compare-and-swap. After [`SwapOutcome::Unknown`] the same swap is repeated.
     Swap(Swap),
     /// Fence this member under the configuration's epoch.
@@ -328,7 +330,7 @@ struct Fencing {
     surveying: bool,
     /// The config store is being read, because of a member's word.
     comparing: bool,
-    /// The survey's result: other backups may have segments of which no member has a sound copy.
+    /// What the surveys have found: closed copies that other backups have, of segments of which a member has a corrupt one.
     others: Vec<Inventory>,
 }
 
@@ -374,6 +376,33 @@ impl Fencing {
         let reported =
             |member: &MemberRef| matches!(self.answers.get(&member.id), Some(Ok(_) | Err(Absence::Reborn(_))));
         self.config.members.iter().all(reported)
+    }
+
+    /// Remembers which of the corrupt copies others have. A survey is of one page behind one segment, so what an earlier one has
+    /// found counts too.
+    fn take_others(&mut self, found: impl Iterator<Item = Inventory>) {
+        let inventories = self.answers.values().flatten().chain(self.from_disk.values());
+        let copies = inventories.flat_map(|inventory| &inventory.copies);
+        let corrupt = copies.filter(|copy| copy.state == CopyState::Corrupt);
+        let corrupt: BTreeMap<SegmentId, Vec<&CopyReport>> = corrupt.fold(BTreeMap::new(), |mut corrupt, copy| {
+            corrupt.entry(copy.identity.segment).or_insert_with(Vec::new).push(copy);
+            corrupt
+        });
+        let wanted = |copy: &CopyReport| {
+            let known = corrupt.get(&copy.identity.segment).map(Vec::as_slice).unwrap_or_default();
+            let same = |known: &&CopyReport| (known.identity, known.closure) == (copy.identity, copy.closure);
+            copy.state == CopyState::Closed && known.iter().any(same)
+        };
+        for mut news in found {
+            news.copies.retain(wanted);
+            match self.others.iter_mut().find(|known| known.member == news.member) {
+                Some(known) => {
+                    news.copies.retain(|copy| !known.copies.contains(copy));
+                    known.copies.append(&mut news.copies);
+                }
+                None => self.others.push(news),
+            }
+        }
     }
 
     /// What the fenced members hold, apart from these.
@@ -545,7 +574,7 @@ impl Promotion {
             Ok(None) => {
                 self.founding = true;
                 self.state = State::Surveying(Survey { since: now, retry_at: None });
-                out.push(Output::Survey);
+                out.push(Output::Survey(None));
             }
             Ok(Some(found)) => {
                 let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed);
@@ -626,7 +655,7 @@ impl Promotion {
             }
             State::Fencing(fencing) if fencing.surveying => {
                 fencing.surveying = false;
-                fencing.others = found.into_iter().map(|(_, inventory)| inventory).collect();
+                fencing.take_others(found.into_iter().map(|(_, inventory)| inventory));
                 self.choose(now, out);
             }
             _ => {}
@@ -949,14 +978,16 @@ impl Promotion {
             }
             State::Surveying(survey) if survey.retry_at.is_some_and(|retry_at| now >= retry_at) => {
                 survey.retry_at = None;
-                out.push(Output::Survey);
+                out.push(Output::Survey(None));
             }
             State::Fencing(fencing) if now >= fencing.retry_at => {
                 fencing.retry_at = now.plus(self.rules.retry_ms);
                 if let Some(damage) = &fencing.damage {
                     out.push(Output::Waiting(Waiting::Damage(damage.clone())));
-                    if matches!(damage, Damage::Missing { .. }) && !std::mem::replace(&mut fencing.surveying, true) {
-                        out.push(Output::Survey);
+                    if let Damage::Missing { segment, .. } = damage
+                        && !std::mem::replace(&mut fencing.surveying, true)
+                    {
+                        out.push(Output::Survey(Some(SegmentId(segment.0.saturating_sub(1)))));
                     }
                 }
                 let damaged = fencing.damage.is_some();

@@ -3,7 +3,11 @@
 //! Sent by the sidecar, answered by the backup daemon. Grants and offers of the fabric are opaque here (`serde` values of
 //! the fabric crate), so the messages are generic over them. Paths and bodies are listed in `docs/protocol.md`.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::{Configuration, Durability, MEMBERS_MAX};
 use crate::ids::{BootId, Claim, EPOCH_MAX, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId, SidecarId};
@@ -484,8 +488,16 @@ pub struct CopyReport {
     pub acked: Offset,
 }
 
-/// Most copies on one page of an inventory: 65 536 × [`COPY_JSON_SIZE_MAX`] = 26 MiB, less than half of what a sidecar reads.
-pub const INVENTORY_PAGE_MAX: usize = 1 << 16;
+/// Most copies in an inventory, and so at a backup: 131 072, which are 1 TiB of segments of 8 MiB. A sidecar holds the inventories
+/// of all members at once, with [`COPY_SIZE`] bytes for each copy: 10 MiB for a member, 80 MiB for eight.
+pub const INVENTORY_MAX: usize = 1 << 17;
+/// Of these as many are only for images: a member whose copies must be replaced by others can hold some more while that lasts.
+pub const INVENTORY_FOR_IMAGES: usize = 1 << 12;
+/// Most copies on one page of an inventory: 4096 × [`COPY_JSON_SIZE_MAX`] = 1.6 MiB, less than half of what a sidecar reads.
+pub const INVENTORY_PAGE_MAX: usize = 1 << 12;
+/// Bytes of a [`CopyReport`] in memory.
+pub const COPY_SIZE: usize = size_of::<CopyReport>();
+const _: () = assert!(COPY_SIZE <= 80 && INVENTORY_MAX.is_multiple_of(INVENTORY_PAGE_MAX));
 /// Most bytes of a [`CopyReport`] and the comma behind it as JSON: every number with all its digits.
 pub const COPY_JSON_SIZE_MAX: usize = 416;
 /// Most pieces of damage that an inventory describes in words.
@@ -507,6 +519,7 @@ pub struct Inventory {
     /// Records below are no longer needed.
     pub trimmed: Lsn,
     /// What this backup should hold and does not, or doubts, in words. Empty when everything is present and sound.
+    #[serde(deserialize_with = "at_most::<_, _, DAMAGE_DESCRIPTIONS_MAX>")]
     pub damage: Vec<String>,
     /// True when it can tell where its log ends: if it has lost anything, it can name it.
     pub witness: bool,
@@ -515,14 +528,45 @@ pub struct Inventory {
     pub synced: Option<Synced>,
     /// Identities that it had before it lost its memory, the latest last: what is on its disk was written under them. At most
     /// [`FORMER_MAX`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "at_most::<_, _, FORMER_MAX>")]
     pub former: Vec<BootId>,
     /// Its copies by ascending segment, at most [`INVENTORY_PAGE_MAX`] on a page. Copies lent under the promised epoch are not
     /// listed: they are being written.
+    #[serde(deserialize_with = "at_most::<_, _, INVENTORY_PAGE_MAX>")]
     pub copies: Vec<CopyReport>,
     /// There are more, behind the last of these.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub more: bool,
+}
+
+/// Reads a list that is no longer than `MAX`: of short text a liar can make many times as many bytes in memory.
+fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct AtMost<T, const MAX: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for AtMost<T, MAX> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX}")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut taken = Vec::new();
+            while let Some(one) = list.next_element()? {
+                if taken.len() == MAX {
+                    return Err(A::Error::invalid_length(MAX + 1, &self));
+                }
+                taken.push(one);
+            }
+            Ok(taken)
+        }
+    }
+
+    deserializer.deserialize_seq(AtMost::<T, MAX>(PhantomData))
 }
 
 /// Most corrupt copies in one [`DamageReply`]: with about 300 bytes each, a third of a MiB. The others are reported once these

@@ -134,6 +134,9 @@ impl Plan {
         if pulls && apart.one_in(3) {
             faults.push(Fault::BackupsApart);
         }
+        if apart.one_in(5) {
+            faults.push(Fault::NotesStale);
+        }
         Plan {
             backups,
             spares: random.below(3) as u8,

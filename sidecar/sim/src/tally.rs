@@ -91,6 +91,9 @@ faults! {
     FileLost = 0 "segment file lost",
     /// A segment's file is an older copy of itself when the process starts again.
     FileStale = 0 "segment file put back from an older copy",
+    /// The notes of flushes are an older copy of themselves when the process starts again; so is the file of an open segment, or
+    /// it is gone. Drawn apart.
+    NotesStale = 0 "notes of flushes put back from an older copy, and an open segment's file lost or put back",
     /// The promise file is an older copy of itself when the process starts again.
     PromiseStale = 0 "promise put back from an older copy",
     /// A bit flips in one of the two blocks of the promise file.

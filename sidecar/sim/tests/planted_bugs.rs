@@ -49,24 +49,24 @@ macro_rules! hunts {
 }
 
 hunts! {
-    no_payload_crc NoPayloadCrc after 30;
-    header_crc_only HeaderCrcOnly after 30;
+    no_payload_crc NoPayloadCrc after 42;
+    header_crc_only HeaderCrcOnly after 42;
     unseeded_chain UnseededChain after 2;
-    scan_skips_bad_entry ScanSkipsBadEntry after 30;
+    scan_skips_bad_entry ScanSkipsBadEntry after 42;
     ack_all_but_one AckAllButOne after 2;
     ack_old_set_only AckOldSetOnly after 7;
     shrink_without_swap ShrinkWithoutSwap after 1;
     newcomer_too_early NewcomerTooEarly after 1;
     never_pauses NeverPauses after 72;
-    pause_admits PauseAdmits after 60;
+    pause_admits PauseAdmits after 44;
     newcomer_unsynced NewcomerUnsynced after 1276;
     synced_before_flushed SyncedBeforeFlushed after 7;
     reader_past_acked ReaderPastAcked after 10;
-    follower_goes_back FollowerGoesBack after 654;
+    follower_goes_back FollowerGoesBack after 97;
     cut_ignored CutIgnored after 1;
     any_line_is_new AnyLineIsNew after 10;
-    beats_in_every_role BeatsInEveryRole after 48;
-    one_trim_is_enough OneTrimIsEnough after 599;
+    beats_in_every_role BeatsInEveryRole after 78;
+    one_trim_is_enough OneTrimIsEnough after 218;
     put_back_is_believed PutBackIsBelieved after 53;
     word_is_latched WordIsLatched after 91;
     spare_is_believed SpareIsBelieved after 455;
@@ -75,7 +75,7 @@ hunts! {
     unknown_is_refused UnknownIsRefused after 406;
     fence_before_revoke FenceBeforeRevoke after 1;
     epoch_not_persisted EpochNotPersisted after 1;
-    old_epoch_admitted OldEpochAdmitted after 31;
+    old_epoch_admitted OldEpochAdmitted after 16;
     tail_exposed_early TailExposedEarly after 2;
     stranger_trusted StrangerTrusted after 5;
     shrink_assumed ShrinkAssumed after 4;
@@ -85,14 +85,16 @@ hunts! {
     no_rezeroing NoRezeroing after 1;
     queue_pair_reused QueuePairReused after 1;
     rkey_reused RkeyReused after 7;
-    identity_kept IdentityKept after 4;
+    identity_kept IdentityKept after 5;
     damaged_is_a_witness DamagedIsAWitness after 12;
-    ledger_not_written LedgerNotWritten after 484;
-    owed_file_ignored OwedFileIgnored after 163;
-    table_zero_is_free TableZeroIsFree after 100;
+    ledger_not_written LedgerNotWritten after 90;
+    file_not_recorded FileNotRecorded after 92 under Flushed;
+    old_notes_believed OldNotesBelieved after 78;
+    owed_file_ignored OwedFileIgnored after 538;
+    table_zero_is_free TableZeroIsFree after 72;
     lost_buffer_is_free LostBufferIsFree after 12;
-    marks_ignored MarksIgnored after 42;
-    stale_promise_believed StalePromiseBelieved after 1965 under Flushed;
+    marks_ignored MarksIgnored after 18;
+    stale_promise_believed StalePromiseBelieved after 899 under Flushed;
     image_unverified ImageUnverified after 186;
     rot_is_left RotIsLeft after 20;
     completion_before_placement CompletionBeforePlacement after 197;

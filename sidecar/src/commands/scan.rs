@@ -165,7 +165,7 @@ fn scan_member(folder: &mut Folder, path: &Path, records: bool, out: &mut impl W
 fn own_file(name: &str) -> Option<&'static str> {
     Some(match name.trim_end_matches(".tmp") {
         PROMISE => "what the backup has promised: name, log, epoch, trims",
-        LEDGER => "the ledger of the closed segments that the backup owes",
+        LEDGER => "the ledger of the segments that the backup owes, and of the open ones that have a file",
         FLUSHED => "notes of how far open segments are on this disk",
         TABLE => "the table of what each buffer is lent for",
         "lock" => "held by the backup that uses this folder",
@@ -302,7 +302,7 @@ mod tests {
         let names = [PROMISE, LEDGER, FLUSHED, "lock", TABLE, "ledger.tmp", "ledger.unreadable"];
         let text = scanned(&names.map(|name| (name, b"of ours".to_vec())), false);
         assert!(!text.contains("neither"), "{text}");
-        assert!(text.contains("the ledger of the closed segments"), "{text}");
+        assert!(text.contains("the ledger of the segments"), "{text}");
         let text = scanned(&[("notes.txt", b"of somebody else".to_vec())], false);
         assert!(text.contains("neither a segment file nor a buffer"), "{text}");
     }

@@ -125,7 +125,7 @@ impl Term {
                 let outcome = context.store.swap(swap).await.settle(&proposed);
                 Ok(Done::Swapped(proposed, outcome))
             })),
-            Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context).await)) })),
+            Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context, None).await)) })),
             Output::ReadConfig => drop(self.tasks.spawn(async move {
                 let found = context.store.read().await;
                 Ok(Done::Other(Input::Read(found)))

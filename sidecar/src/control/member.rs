@@ -13,8 +13,8 @@ use tailwind_fabric::{
     Channel, ChannelAnswer, ChannelError, FabricError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
-use tailwind_protocol::ids::{Epoch, Lsn, Offset};
-use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::ids::{Epoch, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{Closure, SEGMENT_MAX, SegmentIdentity};
 use tailwind_protocol::pull;
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty, Failure,
@@ -334,21 +334,22 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
 pub struct Surveyed {
     /// Who and where it is.
     pub member: MemberRef,
-    /// What it holds, as far as its first page goes.
+    /// What it is bound to, and the page that was asked for of what it holds.
     pub inventory: Inventory,
     /// Why it could not take what this sidecar writes, with its name.
     pub misfit: Option<String>,
 }
 
-/// Asks every known backup what it holds, side by side: each with its answer, or with what came back instead, in the order of
-/// the list. What matters is which log they are bound to, and that stands on every page: the first is enough.
-pub async fn survey(context: &Context) -> Vec<Result<Surveyed, String>> {
+/// Asks every known backup who it is, and what it holds behind this segment, as much as a page has; or nothing of that. Side by
+/// side: each with its answer, or with what came back instead, in the order of the list.
+pub async fn survey(context: &Context, after: Option<SegmentId>) -> Vec<Result<Surveyed, String>> {
     let known = context.desired().backups;
+    // What it is bound to stands on every page, and nothing is behind the last segment.
+    let request = InventoryRequest { after: Some(after.unwrap_or(SEGMENT_MAX)) };
     let asked = known.iter().map(|(id, control)| async move {
         let client = context.backup(id, None);
         let nothing = |why: &str| Err(format!("{id} {control}: {why}"));
-        let answer: Result<Inventory, CallError> =
-            client.call(path::INVENTORY, &InventoryRequest::default(), SURVEY_TIMEOUT).await;
+        let answer: Result<Inventory, CallError> = client.call(path::INVENTORY, &request, SURVEY_TIMEOUT).await;
         let inventory = match answer {
             Ok(inventory) if inventory.member == *id => inventory,
             Ok(inventory) => return nothing(&format!("the backup there is named {}", inventory.member)),

@@ -99,7 +99,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                 }
                 other => {
                     // Asking again is part of the wait; anything else comes after it.
-                    if !matches!(other, Output::ReadConfig | Output::Survey | Output::Fence(..)) {
+                    if !matches!(other, Output::ReadConfig | Output::Survey(_) | Output::Fence(..)) {
                         context.waits.over();
                     }
                     execute(context, &links, &fences, &repairs, other, &mut tasks);
@@ -169,8 +169,8 @@ fn execute(
     let (context, repairs) = (Arc::clone(context), Arc::clone(repairs));
     match output {
         Output::ReadConfig => drop(tasks.spawn(async move { Answer::Input(Input::Read(context.store.read().await)) })),
-        Output::Survey => drop(tasks.spawn(async move {
-            let found = survey(&context).await;
+        Output::Survey(after) => drop(tasks.spawn(async move {
+            let found = survey(&context, after).await;
             // The next survey, if one is needed, comes at the pace of the answers.
             tokio::time::sleep(RETRY).await;
             Answer::Surveyed(found)

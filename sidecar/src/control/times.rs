@@ -55,7 +55,7 @@ impl Steps {
         match output {
             Output::Fence(..) => _ = self.claimed.get_or_insert(now),
             // Asking again is part of each step.
-            Output::ReadConfig | Output::Survey | Output::Waiting(_) => {}
+            Output::ReadConfig | Output::Survey(_) | Output::Waiting(_) => {}
             _ if self.claimed.is_some() => _ = self.assembled.get_or_insert(now),
             _ => {}
         }

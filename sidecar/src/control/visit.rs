@@ -120,7 +120,7 @@ impl Host {
                 after = Some(copy.identity.segment);
             }
             page.copies.iter().for_each(|copy| needed.take(copy, next));
-            if !page.more {
+            if !page.more || needed.is_full() {
                 return Ok(needed.finish());
             }
             if page.copies.is_empty() {

@@ -9,6 +9,7 @@ use axum::{Json, Router};
 use futures_util::StreamExt;
 use futures_util::stream;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::inventory::PAGES_MAX;
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{Caller, CopyReport, CopyState, Empty};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -78,12 +79,18 @@ async fn replies_and_refusals_come_back_as_types() {
 #[tokio::test]
 async fn only_inventories_are_large() {
     let large = || async { Json([" ".repeat(2 << 20)]) };
-    let router = Router::new().route(path::SHARE, post(large)).route(path::INVENTORY, post(large));
+    let too_large = || async { Json([" ".repeat(INVENTORY_SIZE_MAX)]) };
+    let router = Router::new()
+        .route(path::SHARE, post(large))
+        .route(path::INVENTORY, post(large))
+        .route(path::FENCE, post(too_large));
     let client = serving(router).await;
     let why = unreachable(client.call(path::SHARE, &Empty {}, TIMEOUT).await);
     assert!(why.contains("length limit exceeded"), "{why}");
     let page: Result<Vec<String>, _> = client.call(path::INVENTORY, &Empty {}, TIMEOUT).await;
     assert_eq!(page.unwrap()[0].len(), 2 << 20);
+    let why = unreachable(client.call(path::FENCE, &Empty {}, TIMEOUT).await);
+    assert!(why.contains("length limit exceeded"), "{why}");
 }
 
 #[tokio::test]
@@ -426,6 +433,23 @@ fn copy(segment: u64) -> CopyReport {
     CopyReport { identity, state: CopyState::Closed, closure, acked: Offset(0) }
 }
 
+/// What a backup says of itself in each page.
+fn head(request: &FenceRequest) -> Inventory {
+    Inventory {
+        member: "m1".parse().unwrap(),
+        boot: BootId(1),
+        log: Some(request.caller.log),
+        promised: request.caller.epoch,
+        trimmed: Lsn(0),
+        damage: vec![],
+        witness: true,
+        synced: None,
+        former: Vec::new(),
+        copies: Vec::new(),
+        more: false,
+    }
+}
+
 /// What a backup with seven copies answers that tells two at a time, and forgets a trim from `trims` calls on.
 fn pages(calls: Arc<Mutex<Vec<Option<SegmentId>>>>, trims: usize) -> Router {
     let answer = async move |Json(request): Json<FenceRequest>| {
@@ -434,19 +458,7 @@ fn pages(calls: Arc<Mutex<Vec<Option<SegmentId>>>>, trims: usize) -> Router {
         let after = request.after.map_or(0, |segment| segment.0);
         let copies: Vec<CopyReport> = (after + 1..=7).take(2).map(copy).collect();
         let more = after + 2 < 7;
-        Json(Inventory {
-            member: "m1".parse().unwrap(),
-            boot: BootId(1),
-            log: Some(request.caller.log),
-            promised: request.caller.epoch,
-            trimmed: Lsn(u64::from(calls.len() >= trims)),
-            damage: vec![],
-            witness: true,
-            synced: None,
-            former: Vec::new(),
-            copies,
-            more,
-        })
+        Json(Inventory { trimmed: Lsn(u64::from(calls.len() >= trims)), copies, more, ..head(&request) })
     };
     Router::new().route(path::FENCE, post(answer))
 }
@@ -471,4 +483,23 @@ async fn an_inventory_is_read_page_by_page() {
     let (answer, calls) = ask(0, Epoch(1)).await;
     assert!(matches!(answer, Err(FenceError::Unbelievable(Unbelievable::Nonsense(_)))), "{answer:?}");
     assert_eq!(calls, [0]);
+}
+
+/// A backup that lies goes on for ever. Whoever asks it stops where no backup can have more.
+#[tokio::test]
+async fn an_endless_inventory_is_not_read_to_its_end() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let answer = async move |Json(request): Json<FenceRequest>| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let after = request.after.map_or(0, |segment| segment.0);
+        let copies = (after + 1..=after + INVENTORY_PAGE_MAX as u64).map(copy).collect();
+        Json(Inventory { copies, more: true, ..head(&request) })
+    };
+    let client = serving(Router::new().route(path::FENCE, post(answer))).await;
+    let caller = Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(3) };
+    let request = FenceRequest { caller, claim: Claim(3), earlier: vec![], won: Epoch(0), joined: None, after: None };
+    let answer = client.fence(&request, Epoch(2), TIMEOUT).await;
+    assert!(matches!(answer, Err(FenceError::Unbelievable(Unbelievable::Nonsense(_)))), "{answer:?}");
+    assert_eq!(asked.load(Ordering::SeqCst), PAGES_MAX);
 }

@@ -12,6 +12,7 @@ mod append_socket;
 mod backup_daemon;
 mod daemon;
 mod follow_command;
+mod inventories;
 mod measures;
 mod reader;
 mod ring;

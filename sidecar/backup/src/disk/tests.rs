@@ -292,5 +292,11 @@ fn special_files_are_unexpected_and_do_not_block() {
     let listing = folder.list();
     assert_eq!((listing.closed.len(), listing.open.len(), listing.unexpected), (1, 0, 4));
     assert!(!folder.disk.is_closed(&identity(2)));
+    // What the absence of an open segment's file would hide is remembered before it goes.
+    assert_eq!(listing.not_understood, [SegmentId(3)]);
+    assert!(folder.path("segment-0000000000000002.closed.aside").exists());
+    for _ in 0..2 {
+        folder.disk.move_aside(SegmentId(3)).unwrap();
+    }
     assert!(folder.path("segment-0000000000000003.open.aside").exists());
 }

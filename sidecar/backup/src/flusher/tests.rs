@@ -76,7 +76,7 @@ impl Fixture {
     fn flush(&mut self, end: u32) -> u32 {
         let id = self.ask(end);
         match &self.flusher.work(&self.buffer)[..] {
-            [Input::OpenFlushed(answered, result)] if *answered == id => result.clone().unwrap().0,
+            [Input::OpenFlushed(answered, _, result)] if *answered == id => result.clone().unwrap().0,
             other => panic!("{other:?}"),
         }
     }
@@ -159,8 +159,7 @@ fn one_write_completes_all_flushes_of_a_segment() {
     fixture.flusher.queue(Job::Delete(SegmentId(9), LogId(1)));
     let second = fixture.ask(ends[1]);
     let answers = fixture.flusher.work(&fixture.buffer);
-    let served =
-        |id, answer: &Input| matches!(answer, Input::OpenFlushed(of, Ok(Offset(end))) if (*of, *end) == (id, ends[2]));
+    let served = |id, answer: &Input| matches!(answer, Input::OpenFlushed(of, _, Ok(Offset(end))) if (*of, *end) == (id, ends[2]));
     assert!(served(first, &answers[0]) && served(second, &answers[1]), "{answers:?}");
     assert!(matches!(fixture.flusher.due(), Some(Job::Delete(SegmentId(9), _))));
 }
@@ -179,7 +178,7 @@ fn a_flush_waits_for_one_slice_of_a_large_trim() {
     assert_eq!(fixture.files(), 100 - DELETED_AT_ONCE);
     assert_eq!(fixture.folder.syncs(), before + 1, "one for all of them");
     let answers = fixture.flusher.work(&fixture.buffer);
-    assert!(matches!(&answers[..], [Input::OpenFlushed(of, Ok(_))] if *of == id), "{answers:?}");
+    assert!(matches!(&answers[..], [Input::OpenFlushed(of, _, Ok(_))] if *of == id), "{answers:?}");
     // Others that wait take turns with the deletions, which come to an end all the same.
     let (before, mut gone) = (fixture.folder.syncs(), DELETED_AT_ONCE);
     while gone < 1000 {
@@ -244,7 +243,10 @@ fn a_file_longer_than_its_corrupt_buffer_is_kept() {
     fixture.flusher.files.clear();
     fixture.ask(ends[3]);
     let answers = fixture.flusher.work(&fixture.buffer);
-    assert!(matches!(&answers[..], [Input::OpenFlushed(_, Err(why))] if why.contains("its file up to")), "{answers:?}");
+    assert!(
+        matches!(&answers[..], [Input::OpenFlushed(_, _, Err(why))] if why.contains("its file up to")),
+        "{answers:?}"
+    );
     for closure in [rotten, Closure::default()] {
         fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &closure).unwrap();
         fixture.assert_on_disk(ends[3]);
@@ -264,6 +266,36 @@ fn a_flush_is_recorded_before_its_reply() {
 }
 
 #[test]
+fn notes_older_than_the_ledger_stay_until_the_doubt_is_recorded() {
+    let fixture = Fixture::start();
+    let folder = fixture.disk.folder();
+    let (mut flushed, ..) = Flushed::open(folder, true).unwrap();
+    flushed.newest().recorded(57);
+    flushed.note(&identity(), Offset(72));
+    flushed.write().unwrap();
+    assert_eq!(Flushed::open(folder, true).unwrap().1, [], "older notes are evidence");
+    flushed.newest().catch_up();
+    flushed.write().unwrap();
+    flushed.note(&identity(), Offset(144));
+    flushed.write().unwrap();
+    let (found, notes, _) = Flushed::open(folder, true).unwrap();
+    assert_eq!((found.newest().sequence(), notes), (59, vec![(identity(), Offset(144))]));
+    // Whichever sequence comes next, the newest notes are not written over.
+    flushed.newest().recorded(70);
+    flushed.newest().catch_up();
+    flushed.write().unwrap();
+    let (found, notes, _) = Flushed::open(folder, true).unwrap();
+    assert_eq!((found.newest().sequence(), notes), (71, vec![(identity(), Offset(144))]));
+    let path = folder.path().join(crate::flushed::FLUSHED);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let newest = bytes.chunks(4096).position(|block| block[16] == 71).unwrap();
+    bytes[newest * 4096 + 100] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let (found, notes, _) = Flushed::open(folder, true).unwrap();
+    assert_eq!((found.newest().sequence(), notes), (59, vec![(identity(), Offset(144))]));
+}
+
+#[test]
 fn an_empty_open_segment_is_remembered() {
     let mut fixture = Fixture::start();
     fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &Closure::default()).unwrap();
@@ -275,7 +307,7 @@ fn an_empty_open_segment_is_remembered() {
 fn a_new_ledger_entry_is_recorded() {
     let mut fixture = Fixture::start();
     let (flushed, ..) = Flushed::open(fixture.disk.folder(), true).unwrap();
-    let (mut ledger, _) = Ledger::open(fixture.disk.folder(), false, flushed.entries()).unwrap();
+    let (mut ledger, _) = Ledger::open(fixture.disk.folder(), false, flushed.entries(), flushed.newest()).unwrap();
     fixture.flusher = Flusher::new(Arc::clone(&fixture.disk), flushed);
     assert!(!fixture.flusher.is_restless());
     ledger.owe(fixture.disk.folder(), &[(identity(), Closure::default())]).unwrap();

@@ -30,7 +30,7 @@ fn fixture() -> Fixture {
 
 impl Fixture {
     fn open(&self) -> Ledger {
-        Ledger::open(&self.folder, false, Entries::default()).unwrap().0
+        Ledger::open(&self.folder, false, Entries::default(), Newest::default()).unwrap().0
     }
 
     /// What a process finds that expects a ledger.
@@ -40,7 +40,7 @@ impl Fixture {
 
     /// What it finds where so many entries are noted.
     fn read_with(&self, noted: u64) -> LedgerContents {
-        Ledger::open(&self.folder, true, Entries::new(noted)).unwrap().1
+        Ledger::open(&self.folder, true, Entries::new(noted), Newest::default()).unwrap().1
     }
 
     fn owes(&self, segments: &[u64]) {
@@ -66,6 +66,56 @@ fn owed_segments_are_read_back_until_settled() {
     assert_eq!(fixture.read().owed[1], (identity, longer), "the last word counts");
     ledger.clear(&fixture.folder).unwrap();
     fixture.owes(&[]);
+}
+
+#[test]
+fn an_open_segment_has_a_file_until_it_is_owed_or_settled() {
+    let fixture = fixture();
+    let mut ledger = fixture.open();
+    for number in 1..=4 {
+        ledger.record_open(&fixture.folder, &segment(number).0, Offset(72)).unwrap();
+    }
+    // Said once, and of what is owed already nothing less is said.
+    ledger.owe(&fixture.folder, &[segment(5)]).unwrap();
+    let entries = ledger.entries.count();
+    ledger.record_open(&fixture.folder, &segment(4).0, Offset(800)).unwrap();
+    ledger.record_open(&fixture.folder, &segment(5).0, Offset(800)).unwrap();
+    assert_eq!(ledger.entries.count(), entries);
+    ledger.owe(&fixture.folder, &[segment(1)]).unwrap();
+    ledger.settle(&fixture.folder, &[SegmentId(2)]).unwrap();
+    let reopened = SegmentIdentity { epoch: Epoch(3), ..segment(3).0 };
+    ledger.record_open(&fixture.folder, &reopened, Offset(144)).unwrap();
+    let open = [(reopened, Offset(144)), (segment(4).0, Offset(72))];
+    let contents = fixture.read();
+    assert_eq!((contents.owed, contents.doubts), (vec![segment(1), segment(5)], vec![]));
+    assert_eq!(contents.open, open);
+    // So does a file that is written anew.
+    assert!(fixture.open().rewrite(&fixture.folder).unwrap());
+    assert_eq!(fixture.read().open, open);
+    fixture.open().clear(&fixture.folder).unwrap();
+    let contents = fixture.read();
+    assert!(contents.owed.is_empty() && contents.open.is_empty(), "{contents:?}");
+}
+
+#[test]
+fn older_notes_are_reported_until_the_doubt_is_recorded_elsewhere() {
+    let fixture = fixture();
+    let notes = Newest::new(5);
+    let open = |notes: &Newest| Ledger::open(&fixture.folder, false, Entries::default(), notes.clone()).unwrap();
+    let mut ledger = open(&notes).0;
+    ledger.owe(&fixture.folder, &[segment(1)]).unwrap();
+    assert!(!open(&Newest::new(5)).1.notes_are_older && !open(&Newest::new(6)).1.notes_are_older);
+    for _ in 0..2 {
+        assert!(open(&Newest::new(4)).1.notes_are_older);
+    }
+    let notes = Newest::new(3);
+    let mut ledger = open(&notes).0;
+    ledger.owe(&fixture.folder, &[segment(2)]).unwrap();
+    assert!(open(&Newest::new(4)).1.notes_are_older, "what is recorded meanwhile hides nothing");
+    assert!(notes.is_behind());
+    ledger.mend(&fixture.folder).unwrap();
+    assert!(!notes.is_behind());
+    assert_eq!(notes.sequence(), 5, "the next notes are newer than those that are gone");
 }
 
 /// A trim makes room on a full disk, so it must not need any.
@@ -104,7 +154,7 @@ fn a_damaged_ledger_on_a_full_disk_is_repaired_later() {
     fixture.folder.set_full(true);
     ledger.mend(&fixture.folder).unwrap();
     ledger.owe(&fixture.folder, &[segment(6)]).unwrap();
-    let LedgerContents { owed, doubts } = fixture.read();
+    let LedgerContents { owed, doubts, .. } = fixture.read();
     assert_eq!((owed.len(), doubts.len()), (5, 1), "it goes on, and says what it cannot say");
     fixture.folder.set_full(false);
     ledger.mend(&fixture.folder).unwrap();
@@ -114,18 +164,26 @@ fn a_damaged_ledger_on_a_full_disk_is_repaired_later() {
 #[test]
 fn golden_entry_and_header() {
     let fixture = fixture();
-    fixture.open().owe(&fixture.folder, &[segment(3)]).unwrap();
+    let (entries, notes) = (Entries::default(), Newest::new(0x0102));
+    let mut ledger = Ledger::open(&fixture.folder, false, entries, notes).unwrap().0;
+    ledger.owe(&fixture.folder, &[segment(3)]).unwrap();
+    ledger.record_open(&fixture.folder, &segment(4).0, Offset(72)).unwrap();
     let bytes = fs::read(&fixture.path).unwrap();
-    assert_eq!(&bytes[..12], b"TWLEDGER\x01\0\0\0");
+    assert_eq!(&bytes[..12], b"TWLEDGER\x02\0\0\0");
     let entry = &bytes[ENTRY_SIZE..2 * ENTRY_SIZE];
     let number = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap());
     assert_eq!((entry[0], number(8), number(16), number(24)), (b'O', 0, 7, 0));
     assert_eq!((number(32), number(40), number(48)), (3, 2, 9));
     assert_eq!((number(56), number(64)), (8000 << 32 | 65536, 5));
     assert_eq!((number(72), number(80)), (30, 39));
-    assert!(entry[88..124].iter().all(|byte| *byte == 0));
+    assert_eq!(number(88), 0x0102);
+    assert!(entry[96..124].iter().all(|byte| *byte == 0));
     assert_eq!(entry[124..], crc32fast::hash(&entry[..124]).to_le_bytes());
-    assert!(bytes[2 * ENTRY_SIZE..].iter().all(|byte| *byte == 0), "zeros are the end");
+    let entry = &bytes[2 * ENTRY_SIZE..3 * ENTRY_SIZE];
+    let number = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap());
+    assert_eq!((entry[0], number(8), number(32), number(56), number(88)), (b'F', 1, 4, 72 << 32 | 65536, 0x0102));
+    assert!(entry[64..88].iter().all(|byte| *byte == 0));
+    assert!(bytes[3 * ENTRY_SIZE..].iter().all(|byte| *byte == 0), "zeros are the end");
 }
 
 #[test]
@@ -161,13 +219,13 @@ fn a_missing_or_newer_ledger_is_reported() {
     let fixture = fixture();
     fixture.open().owe(&fixture.folder, &[segment(1)]).unwrap();
     let mut newer = fs::read(&fixture.path).unwrap();
-    newer[8] = 2;
+    newer[8] = 3;
     fs::write(&fixture.path, &newer).unwrap();
     assert_eq!(fixture.read().doubts.len(), 1);
     assert_eq!(fs::read(fixture.path.with_extension("unreadable")).unwrap(), newer, "nothing is written over");
     fs::remove_file(&fixture.path).unwrap();
     assert_eq!(fixture.read().doubts, ["the ledger of what is owed is gone"]);
-    let (_, contents) = Ledger::open(&fixture.folder, false, Entries::default()).unwrap();
+    let (_, contents) = Ledger::open(&fixture.folder, false, Entries::default(), Newest::default()).unwrap();
     assert_eq!(contents.doubts, [""; 0], "a new backup has none");
 }
 
@@ -198,11 +256,11 @@ fn missing_entries_are_reported() {
 #[test]
 fn the_count_continues_past_missing_entries() {
     let fixture = fixture();
-    let (mut ledger, _) = Ledger::open(&fixture.folder, true, Entries::new(9)).unwrap();
+    let (mut ledger, _) = Ledger::open(&fixture.folder, true, Entries::new(9), Newest::default()).unwrap();
     ledger.owe(&fixture.folder, &[segment(1)]).unwrap();
     assert_eq!(ledger.entries.count(), 10);
     assert_eq!(fixture.read_with(10).doubts, [""; 0]);
-    let (mut ledger, contents) = Ledger::open(&fixture.folder, true, Entries::new(20)).unwrap();
+    let (mut ledger, contents) = Ledger::open(&fixture.folder, true, Entries::new(20), Newest::default()).unwrap();
     assert_eq!((contents.owed, contents.doubts.len()), (vec![segment(1)], 1));
     ledger.mend(&fixture.folder).unwrap();
     assert_eq!(ledger.entries.count(), 21);

@@ -113,7 +113,7 @@ struct Died;
 #[derive(Clone)]
 enum Job {
     Flush(Slot, SegmentIdentity, Closure),
-    FlushOpen(RequestId, Slot, Offset),
+    FlushOpen(RequestId, Slot, SegmentIdentity, Offset),
     Quarantine(Slot, SegmentIdentity, Closure),
     DeleteTrimmed(Vec<SegmentId>),
 }
@@ -126,6 +126,8 @@ struct World {
     /// What a scan of each slot finds.
     memory: BTreeMap<Slot, Closure>,
     owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
+    /// Open segments that the ledger has with a file.
+    with_files: BTreeMap<SegmentId, (SegmentIdentity, Offset)>,
     files: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
     open_files: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
     quarantine: Vec<(SegmentIdentity, Closure)>,
@@ -149,6 +151,7 @@ impl World {
             rows: BTreeMap::new(),
             memory: BTreeMap::new(),
             owed: BTreeMap::new(),
+            with_files: BTreeMap::new(),
             files: BTreeMap::new(),
             open_files: BTreeMap::new(),
             quarantine: Vec::new(),
@@ -311,7 +314,7 @@ impl World {
                 Output::StartFlush(slot, identity, closure) => self.jobs.push(Job::Flush(slot, identity, closure)),
                 Output::StartOpenFlush(id, slot, identity, end) => {
                     assert!(end.0 <= identity.size.bytes());
-                    self.jobs.push(Job::FlushOpen(id, slot, end));
+                    self.jobs.push(Job::FlushOpen(id, slot, identity, end));
                 }
                 Output::StartQuarantine(slot, identity, closure) => {
                     self.jobs.push(Job::Quarantine(slot, identity, closure));
@@ -328,9 +331,20 @@ impl World {
                     for (identity, closure) in copies {
                         assert!(closure.fits(identity.size), "what is owed can be");
                         self.owed.insert(identity.segment, (identity, closure));
+                        self.with_files.remove(&identity.segment);
                     }
                 }
-                Output::Settle(segments) => self.owed.retain(|segment, _| !segments.contains(segment)),
+                Output::RecordOpen(identity, end) => {
+                    assert!(Offset(0) < end && end.0 <= identity.size.bytes(), "what has a file has bytes");
+                    if !self.owed.contains_key(&identity.segment) {
+                        self.with_files.insert(identity.segment, (identity, end));
+                    }
+                }
+                Output::Settle(segments) => {
+                    self.owed.retain(|segment, _| !segments.contains(segment));
+                    self.with_files.retain(|segment, _| !segments.contains(segment));
+                }
+                Output::MoveAside(segment) => panic!("the file of segment {segment} is understood"),
                 Output::DeleteFile(segment) => {
                     self.files.remove(&segment);
                     self.open_files.remove(&segment);
@@ -362,8 +376,8 @@ impl World {
                 }
                 Input::Flushed(slot, identity, result)
             }
-            Job::FlushOpen(id, _, end) => {
-                Input::OpenFlushed(id, if good { Ok(end) } else { Err("the disk is full".to_owned()) })
+            Job::FlushOpen(id, _, identity, end) => {
+                Input::OpenFlushed(id, identity, if good { Ok(end) } else { Err("the disk is full".to_owned()) })
             }
             Job::Quarantine(slot, identity, closure) => {
                 if good {
@@ -412,6 +426,7 @@ impl World {
             missing,
             files: self.files.values().copied().collect(),
             owed: self.owed.values().copied().collect(),
+            flushed: self.with_files.values().copied().collect(),
             ..Found::default()
         };
         let (backup, out) = start(found);

@@ -80,6 +80,8 @@ pub struct Copy {
     pub(super) flushing: bool,
     /// The ledger records that this backup owes it.
     pub(super) owed: bool,
+    /// This process has recorded that the copy has a file, though it is open.
+    pub(super) has_file: bool,
 }
 
 impl Copy {
@@ -96,6 +98,7 @@ impl Copy {
             ticks: 0,
             flushing: false,
             owed: false,
+            has_file: false,
         }
     }
 
@@ -116,6 +119,7 @@ impl Copy {
             ticks: 0,
             flushing: false,
             owed: true,
+            has_file: true,
         }
     }
 

@@ -87,10 +87,30 @@ impl Backup {
     }
 
     /// An open segment was flushed, for its own sake or for a sync.
-    pub(super) fn on_open_flushed(&mut self, id: RequestId, result: Result<Offset, String>, out: &mut Vec<Output>) {
+    pub(super) fn on_open_flushed(
+        &mut self,
+        id: RequestId,
+        identity: &SegmentIdentity,
+        result: Result<Offset, String>,
+        out: &mut Vec<Output>,
+    ) {
+        if let Ok(end) = result {
+            self.record_open(identity, end, out);
+        }
         match self.syncs.remove(&id) {
             Some(request) => self.finish_sync(id, &request, result, out),
             None => out.push(Output::Reply(id, open_flush_reply(result))),
+        }
+    }
+
+    /// Before anybody hears of the first flush of an open segment, the ledger has it: the notes of flushes alone would not show
+    /// that its file is gone, if somebody put older ones back.
+    fn record_open(&mut self, identity: &SegmentIdentity, end: Offset, out: &mut Vec<Output>) {
+        let unrecorded = |copy: &&mut Copy| copy.identity == *identity && !copy.owed && !copy.has_file;
+        let copy = self.copies.get_mut(&identity.segment).filter(|_| end > Offset(0));
+        if let Some(copy) = copy.filter(unrecorded) {
+            copy.has_file = true;
+            out.push(Output::RecordOpen(*identity, end));
         }
     }
 
@@ -123,7 +143,11 @@ impl Backup {
         let gap = refused.filter(|_| self.promise.durability == Durability::Flushed);
         let readable = |copy: &&Copy| gap.is_none_or(|gap| copy.identity.segment < gap);
         let open = self.copies.values().filter(|copy| copy.stage == Stage::Recovered).filter(readable);
-        out.extend(open.filter_map(|copy| Some(Output::FlushOpen(copy.slot()?, copy.identity, copy.closure))));
+        let open: Vec<_> = open.filter_map(|copy| Some((copy.slot()?, copy.identity, copy.closure))).collect();
+        for (slot, identity, closure) in open {
+            out.push(Output::FlushOpen(slot, identity, closure));
+            self.record_open(&identity, closure.end, out);
+        }
         out.push(Output::Finish { complete: refused.is_none() && self.leaving.is_empty() });
     }
 }

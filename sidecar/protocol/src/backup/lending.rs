@@ -5,7 +5,7 @@
 use crate::config::Durability;
 use crate::ids::{Epoch, SegmentId};
 use crate::layout::{SEGMENT_MAX, readable_size};
-use crate::rpc::{OpenRequest, Purpose, Refusal};
+use crate::rpc::{INVENTORY_FOR_IMAGES, INVENTORY_MAX, OpenRequest, Purpose, Refusal};
 
 use super::{Backup, Copy, IMAGE_TICKS, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
@@ -55,6 +55,7 @@ impl Backup {
         }
         let abandoned = known.and_then(Copy::slot);
         self.be_trusted(request, out);
+        self.check_inventory(request)?;
         let slot = match self.free_slot(request.purpose, abandoned) {
             Ok(slot) => slot,
             Err(refusal) => {
@@ -115,8 +116,12 @@ impl Backup {
             out.push(Output::Persist(self.promise.clone()));
             out.extend(self.missing.take().map(|slot| Output::SaveSlot(slot, None)));
             // A copy that has come since has files, and a note, of its own.
-            let gone = std::mem::take(&mut self.gone).into_iter().filter(|segment| !self.copies.contains_key(segment));
-            out.extend(gone.map(Output::DeleteFile));
+            let mut gone = std::mem::take(&mut self.gone);
+            gone.retain(|segment| !self.copies.contains_key(segment));
+            if !gone.is_empty() {
+                out.push(Output::Settle(gone.clone()));
+            }
+            out.extend(gone.into_iter().map(Output::DeleteFile));
         }
     }
 
@@ -141,6 +146,25 @@ impl Backup {
         }
         self.promise.durability = request.durability;
         out.push(Output::Persist(self.promise.clone()));
+        Ok(())
+    }
+
+    /// Refuses another copy where an inventory has no room for it: no sidecar would read it to its end, and this backup could not
+    /// take part in a promotion any more. Images may take some more places than appends, because they repair.
+    fn check_inventory(&self, request: &OpenRequest) -> Result<(), Refusal> {
+        let segment = request.identity.segment;
+        let more = self.installs.keys().filter(|image| !self.copies.contains_key(image)).count();
+        let kept = if request.purpose == Purpose::Append { INVENTORY_FOR_IMAGES } else { 0 };
+        let is_new = !self.copies.contains_key(&segment) && !self.installs.contains_key(&segment);
+        if is_new && self.copies.len() + more + kept >= INVENTORY_MAX {
+            let why = format!(
+                "backup {} holds {} segments and can list {INVENTORY_MAX}, with {INVENTORY_FOR_IMAGES} kept for repairs; trim \
+                 the log, or give it larger segments (--segment-size)",
+                self.member,
+                self.copies.len(),
+            );
+            return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
+        }
         Ok(())
     }
 

@@ -110,8 +110,9 @@ pub enum Input {
     Lent(RequestId, Slot, Result<(), String>),
     /// The answer to [`Output::StartFlush`].
     Flushed(Slot, SegmentIdentity, FlushResult),
-    /// The answer to [`Output::StartOpenFlush`]: where the last whole valid append on disk ends, or why the disk refused.
-    OpenFlushed(RequestId, Result<Offset, String>),
+    /// The answer to [`Output::StartOpenFlush`]: where the last whole valid append of this segment on disk ends, or why the disk
+    /// refused.
+    OpenFlushed(RequestId, SegmentIdentity, Result<Offset, String>),
     /// The answer to [`Output::StartQuarantine`]: in quarantine, or the disk refused.
     Quarantined(Slot, Result<(), String>),
     /// A pull has failed that was to fill the image in this slot, and nobody else was given the slot.
@@ -198,7 +199,9 @@ pub enum Output {
     /// Record durably that these closed segments are now owed, each in place of what was owed of it before.
     /// Failure ends the process.
     Owe(Vec<(SegmentIdentity, Closure)>),
-    /// Record durably that these segments are no longer owed. Failure ends the process.
+    /// Record durably that this open segment has a file, which is sound at least up to here. Failure ends the process.
+    RecordOpen(SegmentIdentity, Offset),
+    /// Record durably that these segments are no longer owed, and need no file. Failure ends the process.
     Settle(Vec<SegmentId>),
     /// Delete a flushed segment's files, whether open or closed: the records are no longer needed.
     DeleteFile(SegmentId),
@@ -209,6 +212,8 @@ pub enum Output {
     /// Move a segment's files, whether open or closed, into quarantine: they are not part of the log, but may be the last
     /// copy of their records.
     Quarantine(SegmentId),
+    /// Give the file that has an open segment's name and is not understood another name.
+    MoveAside(SegmentId),
     /// Write what the slot holds into quarantine, in the background; answer with [`Input::Quarantined`].
     StartQuarantine(Slot, SegmentIdentity, Closure),
     /// Answer a request.

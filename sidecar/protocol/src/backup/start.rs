@@ -29,8 +29,11 @@ pub struct Found {
     pub files: Vec<(SegmentIdentity, Closure)>,
     /// Closed segments that this backup owes, by its ledger.
     pub owed: Vec<(SegmentIdentity, Closure)>,
-    /// How far open segments have been flushed at least; 0 if one was open and nothing of it was flushed.
+    /// How far open segments have been flushed at least, by the notes and the ledger; 0 if one was open and nothing of it was
+    /// flushed.
     pub flushed: Vec<(SegmentIdentity, Offset)>,
+    /// Open segments whose files are not understood. They are still in their place.
+    pub not_understood: Vec<SegmentId>,
     /// Bytes of the files that are no segments of the log; see [`Input::OtherFiles`](super::Input::OtherFiles).
     pub other_bytes: u64,
     /// Damage that does not show which records it hit, such as an unreadable ledger entry.
@@ -50,8 +53,8 @@ impl Backup {
         limits: Limits,
         found: Found,
     ) -> (Backup, Vec<Output>) {
-        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, other_bytes, doubts, disk_suffices } =
-            found;
+        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, not_understood, .. } = found;
+        let Found { other_bytes, doubts, disk_suffices, .. } = found;
         let mut backup = Backup {
             group,
             member,
@@ -106,6 +109,7 @@ impl Backup {
         out.extend(doubted.map(|slot| Output::SaveSlot(slot, None)));
         flushed.retain(|(identity, end)| *end > Offset(0) && !trimmed.contains(&identity.segment));
         backup.compare_flushed(&flushed, &mut doubts);
+        backup.move_aside(&not_understood, &mut doubts, &mut out);
         backup.doubt(&doubts, &mut out);
         backup.note_quarantined(&out);
         (backup, out)
@@ -265,6 +269,18 @@ impl Backup {
                     }
                 }
             }
+        }
+    }
+
+    /// A file that has the name of an open segment and is not understood may have been that segment's. It is not missed if the
+    /// segment is here all the same, or a later one is closed: then the log does not end before that.
+    fn move_aside(&self, not_understood: &[SegmentId], doubts: &mut Vec<String>, out: &mut Vec<Output>) {
+        for segment in not_understood {
+            let mut later = self.copies.range(segment.next()..).map(|(_, copy)| copy);
+            if !self.copies.contains_key(segment) && !later.any(|copy| copy.owed) {
+                doubts.push(format!("the file of segment {segment}, which was open, cannot be read"));
+            }
+            out.push(Output::MoveAside(*segment));
         }
     }
 

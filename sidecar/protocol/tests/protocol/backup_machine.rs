@@ -735,10 +735,13 @@ fn sync_is_promised_once_the_open_part_is_on_disk() {
     let mut fixture = promised();
     let id = fixture.send(sync(caller(5), 1, Some(120), 1));
     assert!(matches!(fixture.out[..], [Output::StartOpenFlush(_, Slot(0), _, Offset(120))]), "{:?}", fixture.out);
-    fixture.tell(Input::OpenFlushed(id, Ok(Offset(120))));
-    let [Output::Persist(promise), Output::Reply(_, Reply::Done)] = &fixture.out[..] else {
+    fixture.tell(Input::OpenFlushed(id, identity(1, 5), Ok(Offset(120))));
+    let [Output::RecordOpen(of, Offset(120)), Output::Persist(promise), Output::Reply(_, Reply::Done)] =
+        &fixture.out[..]
+    else {
         panic!("{:?}", fixture.out)
     };
+    assert_eq!(*of, identity(1, 5));
     assert_eq!(promise.synced, Some(Synced { epoch: Epoch(5), last: Lsn(1) }));
 }
 
@@ -747,10 +750,42 @@ fn sync_is_not_promised_for_what_cannot_be_seen_yet() {
     for result in [Ok(Offset(72)), Err("no space".to_owned())] {
         let mut fixture = promised();
         let id = fixture.send(sync(caller(5), 1, Some(120), 1));
-        fixture.tell(Input::OpenFlushed(id, result));
+        fixture.tell(Input::OpenFlushed(id, identity(1, 5), result));
         let retry = |reply: &Output| matches!(reply, Output::Reply(_, Reply::Refused(Refusal::RetryLater { .. })));
-        assert!(fixture.out.len() == 1 && retry(&fixture.out[0]), "{:?}", fixture.out);
+        assert!(fixture.out.last().is_some_and(retry), "{:?}", fixture.out);
+        assert!(!fixture.out.iter().any(|output| matches!(output, Output::Persist(_))), "{:?}", fixture.out);
     }
+}
+
+/// Older notes of flushes would not show that its file is gone.
+#[test]
+fn first_flush_of_an_open_segment_is_recorded_before_it_is_answered() {
+    let mut fixture = promised();
+    let flush = |end| Request::Flush(FlushRequest { caller: caller(5), identity: identity(1, 5), end: Offset(end) });
+    let mut flushed = |result: Result<Offset, String>| {
+        let id = fixture.send(flush(200));
+        fixture.tell(Input::OpenFlushed(id, identity(1, 5), result));
+        fixture.out.clone()
+    };
+    let recorded = |out: &[Output]| out.iter().any(|output| matches!(output, Output::RecordOpen(..)));
+    assert!(!recorded(&flushed(Ok(Offset(0)))), "there is no file yet");
+    assert!(!recorded(&flushed(Err("no space".to_owned()))));
+    let out = flushed(Ok(Offset(120)));
+    let [Output::RecordOpen(of, Offset(120)), Output::Reply(_, Reply::Flushed(Offset(120)))] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(*of, identity(1, 5));
+    assert!(!recorded(&flushed(Ok(Offset(200)))), "once");
+    // So is what the end of the process writes.
+    let mut fixture = promised();
+    fixture.scanned = tail(3);
+    fixture.out.clear();
+    fixture.step(Input::Shutdown);
+    let [.., Output::FlushOpen(_, _, closure), Output::RecordOpen(of, end), Output::Finish { .. }] = &fixture.out[..]
+    else {
+        panic!("{:?}", fixture.out)
+    };
+    assert_eq!((*of, *end), (identity(1, 5), closure.end));
 }
 
 #[test]
@@ -778,7 +813,7 @@ fn sync_of_a_fenced_epoch_is_not_promised() {
     let mut fixture = promised();
     let id = fixture.send(sync(caller(5), 1, Some(120), 1));
     fixture.fence(6);
-    fixture.tell(Input::OpenFlushed(id, Ok(Offset(120))));
+    fixture.tell(Input::OpenFlushed(id, identity(1, 5), Ok(Offset(120))));
     let fenced = |output: &Output| matches!(output, Output::Reply(_, Reply::Refused(Refusal::Fenced { .. })));
     assert!(fixture.out.iter().any(fenced), "{:?}", fixture.out);
     assert!(!fixture.out.iter().any(|output| matches!(output, Output::Persist(_))), "{:?}", fixture.out);

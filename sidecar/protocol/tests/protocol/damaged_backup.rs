@@ -218,6 +218,7 @@ fn unnamed_loss_is_a_doubt_that_survives_restarts() {
         Found { missing: vec![(Slot(2), lent(1))], ..Found::default() },
         Found { doubts: vec!["the ledger is gone".to_owned()], ..Found::default() },
         Found { flushed: vec![(identity(1), Offset(552))], ..Found::default() },
+        Found { not_understood: vec![SegmentId(2)], files: owed(&[1]), owed: owed(&[1]), ..Found::default() },
         Found { files: vec![(newer, closure(2))], ..Found::default() },
         Found { rows: vec![(Slot(0), SlotRow { identity: newer, ..lent(2) })], ..Found::default() },
     ];
@@ -254,6 +255,36 @@ fn flush_note_without_a_promised_log_is_a_lasting_doubt() {
     assert!(!first.backup.is_witness() && !first.out.contains(&Output::DeleteFile(SegmentId(1))), "{:?}", first.out);
     let again = Fixture::start(found(first.backup.promise().clone()));
     assert_eq!(again.backup.promise(), first.backup.promise(), "said once");
+}
+
+/// Nothing is changed before the doubt is on disk; and what shows that the log goes on makes up for such a file.
+#[test]
+fn open_file_that_is_not_understood_is_moved_aside_and_missed_if_needed() {
+    let found = |found: Found| Found { promise: promise(), not_understood: vec![SegmentId(2)], ..found };
+    let fixture = Fixture::start(found(Found::default()));
+    assert!(matches!(fixture.out[..], [Output::Persist(_), Output::MoveAside(SegmentId(2))]), "{:?}", fixture.out);
+    let needless = [
+        Found { owed: owed(&[2]), ..Found::default() },
+        Found { owed: owed(&[3]), files: owed(&[3]), ..Found::default() },
+        Found { rows: vec![(Slot(0), lent(2))], ..Found::default() },
+    ];
+    for needless in needless {
+        let fixture = Fixture::start(found(needless));
+        assert!(fixture.out.contains(&Output::MoveAside(SegmentId(2))), "{:?}", fixture.out);
+        assert!(fixture.backup.is_witness(), "{:?}", fixture.backup.damage());
+    }
+}
+
+/// With the doubt ends what raised it: the ledger says no longer that there must be a file.
+#[test]
+fn flush_record_of_a_lost_file_is_settled_with_the_doubt() {
+    let flushed = vec![(identity(1), Offset(552))];
+    let mut fixture = Fixture::start(Found { promise: promise(), flushed, ..Found::default() });
+    fixture.fence(4);
+    let active = SegmentIdentity { epoch: Epoch(4), ..identity(10) };
+    assert!(matches!(fixture.open(4, active, Purpose::Append), Reply::Opened(_)));
+    let at = |wanted: &Output| fixture.out.iter().position(|out| out == wanted).expect("it is done");
+    assert!(at(&Output::Settle(vec![SegmentId(1)])) < at(&Output::DeleteFile(SegmentId(1))));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tailwind_protocol::board::{BoardIdentity, Progress};
 use tailwind_protocol::config::{Configuration, Cut, MemberRef, PrimaryRef};
 use tailwind_protocol::follower::{
-    Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, NeededCopies, Output, STALE_AFTER, Visit,
+    Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, NEEDED_MAX, NeededCopies, Output, STALE_AFTER, Visit,
 };
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
@@ -110,6 +110,8 @@ struct Scene {
     left: Vec<String>,
     visits: Vec<usize>,
     fetched: Vec<SegmentId>,
+    /// Copies that a survey brings at most.
+    listed: usize,
 }
 
 impl Scene {
@@ -131,6 +133,7 @@ impl Scene {
             left: Vec::new(),
             visits: Vec::new(),
             fetched: Vec::new(),
+            listed: NEEDED_MAX,
         };
         scene.beat();
         let epochs = scene.members.iter().map(|member| member.epoch.0);
@@ -209,7 +212,7 @@ impl Scene {
                 self.input(Input::Looked(visit, posted, &board));
             }
             Output::Survey(visit) => {
-                let (mut needed, next) = (NeededCopies::default(), self.follower.next());
+                let (mut needed, next) = (NeededCopies::at_most(self.listed), self.follower.next());
                 self.member().reports().iter().for_each(|copy| needed.take(copy, next));
                 self.input(Input::Surveyed(visit, Ok(&needed.finish())));
             }
@@ -396,6 +399,22 @@ fn a_corrupt_copy_of_long_ago_is_in_nobodys_way() {
     scene.pass(BEAT);
     scene.shows(&[&logs[3], &logs[4]]);
     assert!(scene.left.is_empty(), "{:?}", scene.left);
+}
+
+/// It remembers a part of a long list, and asks again when it has come to the end of that.
+#[test]
+fn a_long_log_is_listed_piece_by_piece() {
+    let logs = segments(&[4, 3, 5, 2, 6, 3, 4]);
+    let (closed, lent) = logs.split_at(6);
+    let corrupt = |log: &Log| Copy { corrupt: true, ..on_disk(log) };
+    for (listed, copy) in [(1, on_disk as fn(&Log) -> Copy), (2, on_disk), (4, on_disk), (1, corrupt)] {
+        let copies: Vec<Copy> = closed.iter().map(copy).chain(lent.iter().map(open)).collect();
+        let mut scene = Scene::new(1, 4096, vec![Member::new(1, copies)]);
+        scene.listed = listed;
+        scene.pass(40 * BEAT);
+        scene.shows(&logs.iter().collect::<Vec<_>>());
+        assert!(scene.left.is_empty(), "{listed}: {:?}", scene.left);
+    }
 }
 
 /// Nothing is closed yet, so that no inventory tells where the log begins. Some segments have no record at all.

@@ -13,7 +13,8 @@ use tailwind_protocol::promotion::{self, Promotion};
 use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
 use tailwind_protocol::rpc::{
     COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure,
-    FenceRequest, INVENTORY_PAGE_MAX, Inventory,
+    FenceRequest, INVENTORY_FOR_IMAGES, INVENTORY_MAX, INVENTORY_PAGE_MAX, Inventory, OpenRequest, Purpose, Refusal,
+    TrimRequest,
 };
 
 const LOG: LogId = LogId(1);
@@ -87,8 +88,8 @@ fn page(backup: &mut Backup, after: Option<SegmentId>) -> (Inventory, Vec<Output
 }
 
 #[test]
-fn inventory_of_300_000_copies_is_read_in_pages() {
-    const COPIES: u64 = 300_000;
+fn largest_inventory_is_read_in_pages() {
+    const COPIES: u64 = INVENTORY_MAX as u64;
     let mut backup = large(COPIES);
     let (mut reading, mut sizes) = (reading(), Vec::new());
     let whole = loop {
@@ -99,7 +100,7 @@ fn inventory_of_300_000_copies_is_read_in_pages() {
             break whole;
         }
     };
-    assert_eq!(sizes, [65_536, 65_536, 65_536, 65_536, 37_856]);
+    assert_eq!(sizes, [INVENTORY_PAGE_MAX; PAGES_MAX]);
     assert_eq!(whole.copies.len() as u64, COPIES);
     assert!(!whole.more && whole.copies.windows(2).all(|two| two[0].identity.segment < two[1].identity.segment));
 
@@ -110,6 +111,60 @@ fn inventory_of_300_000_copies_is_read_in_pages() {
     assert_eq!(reference.plan_for(&whole), RepairPlan::default());
     assert_eq!(reference.plan_for(&inventory("m2", vec![])).install.len() as u64, COPIES);
     println!("{COPIES} copies: assembled in {assembled:?}, with two plans in {:?}", started.elapsed());
+}
+
+/// More than it can list could not be recovered from it: appends wait until the log is trimmed, and what repairs has some places
+/// of its own.
+#[test]
+fn backup_lends_no_more_than_its_inventory_can_list() {
+    const APPENDED: u64 = (INVENTORY_MAX - INVENTORY_FOR_IMAGES) as u64;
+    let open = |backup: &mut Backup, segment, epoch, purpose| {
+        let (mut out, identity) = (Vec::new(), identity(segment, epoch));
+        let request = OpenRequest { caller: caller(), identity, purpose, durability: Durability::Memory };
+        backup.step(Input::Request(RequestId(1), Request::Open(request)), &mut out);
+        match out.pop() {
+            Some(Output::Lend(..)) => Ok(()),
+            Some(Output::Reply(_, Reply::Refused(Refusal::RetryLater { why, .. }))) => Err(why),
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut backup = large(APPENDED - 1);
+    page(&mut backup, None);
+    assert_eq!(open(&mut backup, APPENDED, FENCED.0, Purpose::Append), Ok(()));
+    let refused = open(&mut backup, APPENDED + 1, FENCED.0, Purpose::Append);
+    assert!(refused.as_ref().is_err_and(|why| why.contains("can list 131072")), "{refused:?}");
+    assert_eq!(open(&mut backup, APPENDED + 1, LED.0, Purpose::Install), Ok(()));
+
+    let mut backup = large(INVENTORY_MAX as u64);
+    page(&mut backup, None);
+    assert!(open(&mut backup, INVENTORY_MAX as u64 + 1, LED.0, Purpose::Install).is_err());
+    assert_eq!(open(&mut backup, 7, LED.0, Purpose::Install), Ok(()), "it replaces one");
+    let mut out = Vec::new();
+    let trim = TrimRequest { caller: caller(), below: Lsn(6000) };
+    backup.step(Input::Request(RequestId(2), Request::Trim(trim)), &mut out);
+    while let Some(Output::DeleteTrimmed(gone)) =
+        out.iter().find(|out| matches!(out, Output::DeleteTrimmed(_))).cloned()
+    {
+        out.clear();
+        backup.step(Input::Deleted(gone), &mut out);
+    }
+    assert_eq!(open(&mut backup, INVENTORY_MAX as u64 + 1, FENCED.0, Purpose::Append), Ok(()));
+}
+
+/// A few megabytes of JSON do not become many.
+#[test]
+fn lists_that_are_too_long_are_not_even_read() {
+    let page = |damage: usize, copies: usize| Inventory {
+        damage: vec![String::new(); damage],
+        ..inventory("m1", vec![closed(1, 1, 1); copies])
+    };
+    let read = |page: &Inventory| serde_json::from_slice::<Inventory>(&serde_json::to_vec(page).expect("JSON"));
+    let most = page(DAMAGE_DESCRIPTIONS_MAX, INVENTORY_PAGE_MAX);
+    assert_eq!(read(&most).ok(), Some(most));
+    for long in [page(DAMAGE_DESCRIPTIONS_MAX + 1, 1), page(1, INVENTORY_PAGE_MAX + 1)] {
+        let error = read(&long).expect_err("too long").to_string();
+        assert!(error.contains("a list of at most"), "{error}");
+    }
 }
 
 #[test]

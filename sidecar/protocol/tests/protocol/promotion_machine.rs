@@ -313,12 +313,39 @@ fn unfit_member_counts_if_the_others_lack_a_segment() {
     assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", fixture.out);
 }
 
+/// The answers to a survey have one page. What is missing is far apart, and is looked for piece by piece.
+#[test]
+fn segments_that_no_member_has_are_searched_for_one_after_the_other() {
+    const LAST: u64 = 9000;
+    let missing = [3, 7000];
+    let mut fixture = Fixture::start(100);
+    let config = fixture.claim(&config(2));
+    let held = |segment| copy(segment, if missing.contains(&segment) { CopyState::Corrupt } else { CopyState::Closed });
+    for number in [1, 2] {
+        assert_eq!(fixture.fenced(&config, &member(number), (1..=LAST).map(held).collect()), []);
+    }
+    for segment in [7000, 3] {
+        let out = fixture.wait(10).to_vec();
+        assert!(out.contains(&Output::Survey(Some(SegmentId(segment - 1)))), "{segment}: {:?}", out.first());
+        let page: Vec<CopyReport> = (segment..segment + 1000).map(|at| copy(at, CopyState::Closed)).collect();
+        let other = inventory(&member(9), page);
+        fixture.step(Input::Surveyed(vec![(member(9), other)]));
+    }
+    // Neither member needs more than these two, and both are to be had from outside the set.
+    let tasks = fixture.tasks();
+    assert_eq!(tasks, [1, 2].map(|number| Task::Install(member(number).id, SegmentId(3))));
+    let [Output::Install(_, _, _, _, holders), ..] = fixture.out.as_slice() else { panic!("{:?}", fixture.out) };
+    assert_eq!(*holders, [member(9).id]);
+    let next = fixture.done(Task::Install(member(1).id, SegmentId(3)));
+    assert_eq!(next, [Task::Install(member(1).id, SegmentId(7000))]);
+}
+
 /// Two sidecars of a new group start at the same time. Whoever finds that the other was first has lost the race: it has
 /// never heard that primary, and may not depose it for nothing.
 #[test]
 fn race_for_a_new_group_is_lost_to_its_creator() {
     let mut fixture = Fixture::start(1);
-    assert_eq!(fixture.step(Input::Read(Ok(None))), [Output::Survey]);
+    assert_eq!(fixture.step(Input::Read(Ok(None))), [Output::Survey(None)]);
     let held = Inventory {
         member: member(1).id,
         boot: member(1).boot,

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use tailwind_protocol::backup::{Reply, Request, RequestId, Slot};
-use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::ids::{Epoch, Lsn, Offset};
 use tailwind_protocol::layout::SegmentIdentity;
-use tailwind_protocol::rpc::{CopyState, Inventory};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
 use super::{Checks, broken};
 use crate::world::{Host, HostNo, Key};
@@ -23,6 +23,8 @@ pub(super) struct Receivers {
     known: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
     /// What each has said to be closed.
     closed: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
+    /// Open segments of which each has said that a part is on its disk, and that nobody has asked it to drop.
+    flushed: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
 }
 
 /// A request that a backup has taken.
@@ -31,6 +33,7 @@ struct Asked {
     epoch: Epoch,
     fence: bool,
     close: Option<SegmentIdentity>,
+    flush: Option<SegmentIdentity>,
     /// What the backup had reported by then.
     reported: Epoch,
 }
@@ -50,7 +53,11 @@ impl Checks {
             Request::Inventory(_) | Request::Damage | Request::Fetch(_) => return,
         };
         let close = if let Request::Close(request) = request { Some(request.identity) } else { None };
-        self.receivers.asked.insert(id, Asked { epoch, fence, close, reported });
+        let flush = if let Request::Flush(request) = request { Some(request.identity) } else { None };
+        if let (Request::Drop(request), Some(flushed)) = (request, self.receivers.flushed.get_mut(&host.no)) {
+            flushed.retain(|identity| !request.copies.iter().any(|copy| copy.identity == *identity));
+        }
+        self.receivers.asked.insert(id, Asked { epoch, fence, close, flush, reported });
     }
 
     /// A backup takes a segment into a buffer.
@@ -85,6 +92,9 @@ impl Checks {
         if let Some(epoch) = host.stale_promise {
             broken("S12", format!("{name} believes a promise that is older than its segment of epoch {epoch}"));
         }
+        if host.stale_notes {
+            broken("S12", format!("{name} believes notes of flushes that are older than its ledger"));
+        }
         let closed = |identity: &SegmentIdentity| {
             self.receivers.closed.get(&host.no).is_some_and(|closed| closed.contains(identity))
         };
@@ -95,6 +105,18 @@ impl Checks {
         };
         if let Some(open) = host.missed_open.iter().find(|open| !shown_whole(open.segment)) {
             broken("S12", format!("{name} has lost the buffer of segment {}, and does not say so", open.segment));
+        }
+        let flushed = |identity: &SegmentIdentity| {
+            self.receivers.flushed.get(&host.no).is_some_and(|flushed| flushed.contains(identity))
+        };
+        // Where a later one is closed, the log does not end before it.
+        let beyond = |segment| {
+            let closed = |copy: &&CopyReport| matches!(copy.state, CopyState::Closed | CopyState::Corrupt);
+            inventory.copies.iter().filter(closed).any(|copy| copy.identity.segment > segment)
+        };
+        let unseen = |lost: &&SegmentIdentity| flushed(lost) && !shown(lost.segment) && !beyond(lost.segment);
+        if let Some(SegmentIdentity { segment, .. }) = host.missed_files.iter().find(unseen) {
+            broken("S12", format!("{name} has lost the file of open segment {segment}, and does not say so"));
         }
         let hidden = |(identity, last): &&(SegmentIdentity, Lsn)| {
             *last >= inventory.trimmed && closed(identity) && !shown(identity.segment)
@@ -115,7 +137,14 @@ impl Checks {
             self.shows(host, inventory, self.receivers.asked.get(&id).is_some_and(first));
             self.misses(host, inventory);
         }
-        let Some(Asked { epoch, fence, close, reported: before }) = self.receivers.asked.remove(&id) else { return };
+        let Some(Asked { epoch, fence, close, flush, reported: before }) = self.receivers.asked.remove(&id) else {
+            return;
+        };
+        if let (Some(identity), Reply::Flushed(end)) = (flush, reply)
+            && *end > Offset(0)
+        {
+            self.receivers.flushed.entry(host.no).or_default().insert(identity);
+        }
         if let (Some(identity), Reply::Done) = (close, reply) {
             self.receivers.closed.entry(host.no).or_default().insert(identity);
         }
@@ -198,5 +227,6 @@ impl Checks {
         self.receivers.reported.remove(&host);
         self.receivers.known.remove(&host);
         self.receivers.closed.remove(&host);
+        self.receivers.flushed.remove(&host);
     }
 }

@@ -44,7 +44,7 @@ impl Step<'_> {
         for output in out {
             match output {
                 Output::ReadConfig => self.call(side, Ask::Read),
-                Output::Survey => self.call(side, Ask::Survey),
+                Output::Survey(_) => self.call(side, Ask::Survey),
                 Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {

@@ -269,7 +269,7 @@ impl Host {
             }
             Output::StartQuarantine(slot, ..) => self.step(Input::Quarantined(slot, Ok(())), drive),
             // No disk fails here, so nothing is ever missed.
-            Output::Owe(_) | Output::Settle(_) => {}
+            Output::Owe(_) | Output::RecordOpen(..) | Output::Settle(_) | Output::MoveAside(_) => {}
             Output::Reply(_, reply) => self.reply(reply, drive),
             Output::StartOpenFlush(..) | Output::FlushOpen(..) | Output::Finish { .. } => {
                 unreachable!("durability is memory, and nobody asks a backup to end")

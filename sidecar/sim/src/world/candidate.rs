@@ -63,9 +63,9 @@ impl World {
         for output in out {
             match output {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
-                Output::Survey => {
+                Output::Survey(after) => {
                     let pause = if self.by_hand { 0 } else { RETRY_MS * MS };
-                    self.plan_again(of, pause, Again::Survey);
+                    self.plan_again(of, pause, Again::Survey(after));
                 }
                 Output::Swap(swap) => {
                     self.sidecars[of.0].tenure = Some(TermId::of(&swap.proposed));

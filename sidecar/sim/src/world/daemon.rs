@@ -144,7 +144,7 @@ impl World {
         let takes = match job {
             Job::Closed(..) => self.random.within(500, 8 * MS),
             Job::Open(..) => self.random.within(200, 3 * MS),
-            Job::Owed(_) | Job::Quarantine(..) => self.random.within(20, 200),
+            Job::Owed(_) | Job::Quarantine(..) | Job::MoveAside(_) => self.random.within(20, 200),
             Job::Delete(..) | Job::DeleteTrimmed(..) => self.random.within(200, 4 * MS),
             Job::QuarantineSlot(..) => self.random.within(500, 8 * MS),
         };
@@ -218,8 +218,7 @@ impl World {
         let asked = self.hosts[no.0].asked.get(&id).copied();
         self.checks.replies(&self.hosts[no.0], id, &reply);
         if matches!(reply, Reply::Inventory(_)) {
-            let host = &mut self.hosts[no.0];
-            (host.missed, host.missed_open, host.stale_promise) = (Vec::new(), Vec::new(), None);
+            self.hosts[no.0].miss_nothing();
         }
         let answer = match reply {
             Reply::Inventory(inventory) => Answer::Inventory(inventory),

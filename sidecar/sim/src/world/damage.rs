@@ -14,7 +14,7 @@ use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_HEADER_SIZE, Sealed, Segmen
 use tailwind_protocol::rpc::Purpose;
 
 use super::files::{Inode, Kind};
-use super::host::Host;
+use super::host::{Host, KeptNotes};
 use super::judge::bytes_on_disk;
 use super::{HostNo, World};
 use crate::check::Submitted;
@@ -22,8 +22,15 @@ use crate::tally::Fault;
 use crate::trace::trace;
 
 /// What can be damaged at rest.
-pub(super) const AT_REST: [Fault; 6] =
-    [Fault::FileLost, Fault::FileStale, Fault::PromiseStale, Fault::EndsBitFlip, Fault::SlotLost, Fault::TableZeroed];
+pub(super) const AT_REST: [Fault; 7] = [
+    Fault::FileLost,
+    Fault::FileStale,
+    Fault::NotesStale,
+    Fault::PromiseStale,
+    Fault::EndsBitFlip,
+    Fault::SlotLost,
+    Fault::TableZeroed,
+];
 
 impl World {
     /// Kills the process, damages what it leaves, and lets it come back. False where nothing was hit.
@@ -34,9 +41,11 @@ impl World {
         self.damage_at_rest(fault, no)
     }
 
-    /// As above, whoever else is well. Where the disk proves everything the power may go too.
+    /// As above, whoever else is well. Where the disk proves everything the power may go too; it does where notes of flushes are
+    /// put back, because they tell nothing of what is in memory.
     pub(super) fn damage_at_rest(&mut self, fault: Fault, no: HostNo) -> bool {
-        match !self.faults_on && self.hosts[no.0].proves_everything() && self.random.one_in(2) {
+        let goes = fault == Fault::NotesStale || !self.faults_on && self.random.one_in(2);
+        match goes && self.hosts[no.0].proves_everything() {
             true => self.cut_power(no),
             false => self.kill_host(no),
         }
@@ -76,11 +85,17 @@ impl World {
         self.tally.count(Fault::FolderStale);
     }
 
-    /// Somebody copies promises and files of open segments now and then, which may be put back later.
+    /// Somebody copies promises, notes and files of open segments now and then, which may be put back later.
     pub(super) fn copy_files(&mut self) {
         let promises = self.plan.has(Fault::PromiseStale) || self.plan.has(Fault::AllButOneDamaged);
         for host in self.hosts.iter_mut().filter(|host| promises && host.kept_promise.is_none()) {
             host.kept_promise = host.files.bytes("promise");
+        }
+        let notes = self.plan.has(Fault::NotesStale) || self.plan.has(Fault::AllButOneDamaged);
+        for host in self.hosts.iter_mut().filter(|_| notes) {
+            if host.kept_notes.is_none() || self.random.one_in(4) {
+                host.keep_notes();
+            }
         }
         let wanted = self.plan.has(Fault::FileStale) || self.plan.has(Fault::AllButOneDamaged);
         for host in self.hosts.iter_mut().filter(|_| wanted) {
@@ -160,6 +175,37 @@ impl World {
                 put_back.into_iter().for_each(|identity| self.checks.takes(no, identity));
                 Some(name)
             }
+            Fault::NotesStale => {
+                let now = host.files.bytes("flushed")?;
+                let before = host.kept_notes.take().filter(|before| before.notes != now);
+                host.keep_notes();
+                let KeptNotes { notes, open } = before?;
+                host.files.put("flushed", Inode::of(notes));
+                host.doubtful = true;
+                host.stale_notes = host.files.notes_are_older();
+                segments.retain(|(name, _)| name.ends_with("open"));
+                let Some((name, node)) = random.pick_one(&segments).cloned() else {
+                    return Some("the notes".to_owned());
+                };
+                let identity = node.inode().identity();
+                // Where the ledger knows nothing newer than both of them, an older file beside older notes is a window.
+                let older = open.get(&name).filter(|_| host.stale_notes && random.one_in(2));
+                match older {
+                    Some(older) => {
+                        host.files.put(&name, Inode::of(older.clone()));
+                        let put_back = host.files.segments().into_iter().find(|(own, _)| *own == name);
+                        let put_back = put_back.and_then(|(_, node)| node.inode().identity());
+                        put_back.into_iter().for_each(|identity| self.checks.takes(no, identity));
+                    }
+                    None => {
+                        host.files.lose(&name);
+                        let in_memory = |lost: &&SegmentIdentity| host.rows.values().any(|row| row.identity == **lost);
+                        host.missed_files.extend(identity.iter().filter(|lost| !in_memory(lost)));
+                    }
+                }
+                host.lost.extend(identity);
+                Some(format!("the notes, and {name}"))
+            }
             Fault::PromiseStale => {
                 let now = host.files.bytes("promise")?;
                 let stale = host.kept_promise.replace(now.clone()).filter(|before| *before != now)?;
@@ -206,6 +252,8 @@ impl World {
                     _ => Inode::of(b"somebody's notes".to_vec()),
                 };
                 host.files.put(&name, stranger);
+                // It may be all that is left of that segment.
+                host.doubtful |= sealed == Sealed::Open && !temporary;
                 Some(name)
             }
             Fault::SlotLost => {
@@ -228,6 +276,13 @@ impl World {
 }
 
 impl Host {
+    /// Somebody copies the notes, and the files of open segments with them.
+    fn keep_notes(&mut self) {
+        let open = self.files.segments().into_iter().filter(|(name, _)| name.ends_with("open"));
+        let open = open.map(|(name, node)| (name, node.inode().bytes().to_vec())).collect();
+        self.kept_notes = self.files.bytes("flushed").map(|notes| KeptNotes { notes, open });
+    }
+
     /// What is in a buffer is lost to this backup, which must miss it; under `flushed`, and as long as nothing was lent since
     /// it ended in good order, it has its disk.
     fn lose_buffer(&mut self, slot: Slot, durability: Durability) {

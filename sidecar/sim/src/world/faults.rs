@@ -157,6 +157,7 @@ impl World {
             Fault::OpenBitFlip => self.flip_open_bit(host),
             Fault::FileLost
             | Fault::FileStale
+            | Fault::NotesStale
             | Fault::PromiseStale
             | Fault::PromiseBitFlip
             | Fault::EndsBitFlip

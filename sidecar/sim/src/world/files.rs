@@ -6,6 +6,7 @@
 //! a name that was not synced is there or is not. A sync that fails drops what it should have written: the bytes can be
 //! read until the power goes, and no later sync brings them to disk (`fsync(2)`; Rebello et al., ATC 2020).
 
+mod evidence;
 mod inode;
 mod promise;
 
@@ -253,6 +254,12 @@ impl Files {
     /// Sound blocks of the promise file.
     pub(crate) fn sound_promises(&self) -> usize {
         self.promises().iter().flatten().count()
+    }
+
+    /// True when the ledger knows of newer notes of flushes than there are.
+    pub(crate) fn notes_are_older(&self) -> bool {
+        let (ledger, notes) = (self.bytes("ledger"), self.bytes("flushed"));
+        ledger.zip(notes).is_some_and(|(ledger, notes)| evidence::recorded(&ledger) > evidence::newest(&notes))
     }
 
     fn promises(&self) -> [Option<(u64, MemberState)>; 2] {

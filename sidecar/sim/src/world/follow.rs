@@ -27,6 +27,8 @@ use crate::trace::trace;
 
 /// Most bytes of a read: some appends take several.
 const LANDING: u32 = 4096;
+/// Copies that a survey tells of: as if logs were very long.
+const NEEDED: usize = 3;
 /// Pause before a look is carried out, at most: a reader's thread is late now and then.
 const LOOK_LATE_MAX: Micros = 4 * MS;
 
@@ -347,7 +349,7 @@ impl World {
         match answer {
             Ok(Answer::Inventory(inventory)) => {
                 let Some(follow) = &self.sidecars[of.0].follow else { return };
-                let (mut needed, next) = (NeededCopies::default(), follow.machine.next());
+                let (mut needed, next) = (NeededCopies::at_most(NEEDED), follow.machine.next());
                 inventory.copies.iter().for_each(|copy| needed.take(copy, next));
                 self.follow_input(of, Input::Surveyed(visit, Ok(&needed.finish())));
             }

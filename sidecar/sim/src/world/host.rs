@@ -131,11 +131,24 @@ pub(crate) struct Host {
     pub(crate) missed: Vec<(SegmentIdentity, Lsn)>,
     /// Segments that were open in buffers which were lost since then.
     pub(crate) missed_open: Vec<SegmentIdentity>,
+    /// Files of open segments that were lost since then, and no buffer has them.
+    pub(crate) missed_files: Vec<SegmentIdentity>,
     /// Its promise was put back from an older copy since, and this is the epoch of its newest segment.
     pub(crate) stale_promise: Option<Epoch>,
+    /// Its notes of flushes were put back since, from a copy that is older than its ledger.
+    pub(crate) stale_notes: bool,
     /// Copies that somebody has made of segments' files and of the promise.
     pub(super) kept: BTreeMap<String, Vec<u8>>,
     pub(super) kept_promise: Option<Vec<u8>>,
+    /// Copies of the notes of flushes, and of the open segments' files at that time.
+    pub(super) kept_notes: Option<KeptNotes>,
+}
+
+/// The notes of flushes, and the files of open segments with them.
+#[derive(Clone, Debug)]
+pub(super) struct KeptNotes {
+    pub(super) notes: Vec<u8>,
+    pub(super) open: BTreeMap<String, Vec<u8>>,
 }
 
 impl Host {
@@ -180,9 +193,12 @@ impl Host {
             doubtful: false,
             missed: Vec::new(),
             missed_open: Vec::new(),
+            missed_files: Vec::new(),
             stale_promise: None,
+            stale_notes: false,
             kept: BTreeMap::new(),
             kept_promise: None,
+            kept_notes: None,
         };
         host.take_boot();
         host
@@ -192,11 +208,17 @@ impl Host {
     fn take_boot(&mut self) {
         self.boots += 1;
         (self.lost, self.rotten, self.doubtful) = (Vec::new(), Vec::new(), false);
-        (self.missed, self.missed_open, self.stale_promise) = (Vec::new(), Vec::new(), None);
+        self.miss_nothing();
         // A promise of another life beside a pool of this one starts nothing.
         self.kept_promise = None;
         self.boot = self.fresh;
         self.fresh = BootId((self.no.0 as u128 + 1) << 64 | u128::from(self.boots));
+    }
+
+    /// It has told what it holds, or is somebody new: whatever it must miss, it has missed, or need not.
+    pub(crate) fn miss_nothing(&mut self) {
+        (self.missed, self.missed_open, self.missed_files) = (Vec::new(), Vec::new(), Vec::new());
+        (self.stale_promise, self.stale_notes) = (None, false);
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -263,7 +285,7 @@ impl Host {
     /// An empty machine under the same name.
     pub(crate) fn lose_all(&mut self) {
         self.files.wipe();
-        (self.kept, self.kept_promise) = (BTreeMap::new(), None);
+        (self.kept, self.kept_promise, self.kept_notes) = (BTreeMap::new(), None, None);
         self.flips.clear();
         self.pool.lose();
         self.kernel += 1;

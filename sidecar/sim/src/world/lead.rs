@@ -181,7 +181,7 @@ impl World {
                 trace!(self, "{name}: segment {segment}, {what}, is closed everywhere");
             }
             Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
-            Output::Survey => self.survey(of),
+            Output::Survey => self.survey(of, None),
             Output::Fence(member) => {
                 let request = Request::Fence(FenceRequest::of(group(), lead.machine.config(), &member.id));
                 self.call(of, self.host_of(&member.id), request, Purpose::Recruit(member));

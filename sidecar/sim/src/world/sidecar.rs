@@ -76,7 +76,7 @@ pub(crate) enum Again {
     Image(ImageId),
     /// So many writes were left at the last look.
     ImageIdle(ImageId, usize),
-    Survey,
+    Survey(Option<SegmentId>),
     /// The next heartbeat of the primary that a standby follows.
     Listen(Round),
     /// The answer of that primary.
@@ -280,7 +280,7 @@ impl World {
             Again::Prepared(segment) => self.primary_input(to, primary::Input::Prepared(segment)),
             Again::Image(image) => self.move_image(to, image),
             Again::ImageIdle(image, writes) => self.give_up_idle_image(to, image, writes),
-            Again::Survey => self.survey(to),
+            Again::Survey(after) => self.survey(to, after),
             Again::Listen(round) => self.listen(to, round),
             Again::AskPrimary(round) => self.ask_primary(to, round),
         }
@@ -366,11 +366,11 @@ impl World {
     }
 
     /// Asks every backup what it holds.
-    pub(crate) fn survey(&mut self, of: SidecarNo) {
+    pub(crate) fn survey(&mut self, of: SidecarNo, after: Option<SegmentId>) {
         let hosts: Vec<(HostNo, MemberRef)> = self.hosts.iter().map(|host| (host.no, host.reference())).collect();
         self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), found: Vec::new() });
         for (host, member) in hosts {
-            self.call(of, host, tailwind_protocol::backup::Request::Inventory(None), Purpose::Survey(member));
+            self.call(of, host, tailwind_protocol::backup::Request::Inventory(after), Purpose::Survey(member));
         }
     }
 
