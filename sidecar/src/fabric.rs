@@ -23,13 +23,16 @@ use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
 #[cfg(feature = "verbs")]
 use tailwind_fabric::verbs::{SelectedPort, VerbsReader, VerbsReceiver, VerbsSender};
-use tailwind_fabric::{FabricKind, Pool, Reader, Receiver, Sender};
+use tailwind_fabric::{FabricKind, Pool, Reader, Receiver, SLOT_SIZE_MAX, Sender};
+use tailwind_protocol::layout::SegmentSize;
 use tailwind_runtime::ensure_usage;
 use tailwind_runtime::listener::bind_listener;
 
 use crate::http;
 use crate::options::{address, number};
 use crate::tls::Tls;
+
+const _: () = assert!(SLOT_SIZE_MAX == SegmentSize::MAX.bytes(), "every segment has slots that it fits into");
 
 /// Over verbs the cards notice dead hosts (an idle channel sends an empty write every 50 ms) and no processor has to: control
 /// heartbeats, which tell of backups that hang, are so many times slower. 25 and 300 ms become 1 and 12 s.

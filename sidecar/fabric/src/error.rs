@@ -20,6 +20,14 @@ pub enum FabricError {
         /// The other side.
         theirs: FabricKind,
     },
+    /// The slot has fewer bytes than are to be written.
+    #[error("a slot of {length} bytes is lent where there should be {size}")]
+    TooShort {
+        /// Bytes of the slot.
+        length: u32,
+        /// Bytes that it should have.
+        size: u32,
+    },
     /// The writer has been revoked.
     #[error("writer {0:?} has been revoked")]
     Revoked(Writer),

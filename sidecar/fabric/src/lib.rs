@@ -25,6 +25,7 @@ pub use buffer::{AppendBuffer, BufferPool, SharedBuffer};
 pub use bus_error::explain_bus_errors;
 pub use contract::{Channel, Opening, POSTED_BYTES_MAX, Receiver, RemoteBuffer, Sender};
 pub use error::{ChannelError, FabricError, ReadError};
+pub use mapping::SLOT_SIZE_MAX;
 pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
 pub use pool::{MappedFile, Pool, PoolError, SIDE_SLOT_SIZE};
 pub use reading::{Admission, ReadChannel, ReadOpening, Readable, Reader, Sharer};

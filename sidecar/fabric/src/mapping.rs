@@ -7,17 +7,20 @@
 #![allow(unsafe_code, reason = "memory that other processes write too: reached by raw pointers only")]
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::fstatvfs;
 
 /// Bytes behind a slot's own: room for the flag, the key and the mark. They have a page of their own so that giving back the
 /// slot's memory leaves them alone.
 pub(crate) const FLAG_PAGE_SIZE: u32 = 4096;
+/// Largest slot: the largest segment, 64 MiB.
+pub const SLOT_SIZE_MAX: u32 = 64 << 20;
 /// Offset of the key within the flag page; the flag is at its start.
 const KEY_OFFSET: usize = 8;
 /// Offset of the mark.
@@ -46,6 +49,35 @@ const ENDED: u32 = 2;
 pub(crate) struct Mapping {
     memory: MmapRaw,
     slot_size: u32,
+}
+
+/// Refuses a file that cannot be a slot of this size, before any of it is mapped: a path that came over the network may name a
+/// file of any length, and a mapping takes as much memory. Whole blocks, as the pool makes them: on hugetlbfs huge pages.
+pub(crate) fn check_slot_file(file: &File, slot_size: u32) -> io::Result<Metadata> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
+    }
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    if slot_size == 0 || slot_size > SLOT_SIZE_MAX || !slot_size.is_multiple_of(FLAG_PAGE_SIZE) {
+        let most = SLOT_SIZE_MAX;
+        return Err(invalid(format!("{slot_size} bytes are no slot: a multiple of {FLAG_PAGE_SIZE}, at most {most}")));
+    }
+    let least = u64::from(slot_size) + u64::from(FLAG_PAGE_SIZE);
+    let most = least.next_multiple_of(fstatvfs(file)?.f_bsize.max(1));
+    let length = metadata.len();
+    if !(least..=most).contains(&length) {
+        return Err(invalid(format!("it has {length} bytes, and the file of a slot of {slot_size} bytes has {most}")));
+    }
+    Ok(metadata)
+}
+
+/// True for the file of a slot that is lent under this key, by its bytes: nothing is mapped.
+pub(crate) fn is_lent_under(file: &File, slot_size: u32, key: u64) -> io::Result<bool> {
+    let mut page = [0; KEY_OFFSET + 8];
+    file.read_exact_at(&mut page, slot_size.into())?;
+    let (flag, here) = page.split_at(KEY_OFFSET);
+    Ok(key != 0 && here == key.to_ne_bytes() && flag[..4] == LENT.to_ne_bytes())
 }
 
 impl Mapping {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "baselines")]
 use crate::baselines::Baseline;
+use crate::error::FabricError;
 use crate::secret::Secret;
 
 /// One incarnation of a sender. All channels and lendings of a writer are revoked together. The protocol uses the
@@ -201,6 +202,18 @@ pub enum Grant {
         /// Bytes of the slot.
         length: u32,
     },
+}
+
+impl Grant {
+    /// Refuses a slot that has fewer bytes than will be written: at the first write behind its end a channel panics.
+    pub fn check_length(&self, size: u32) -> Result<(), FabricError> {
+        let length = match self {
+            Grant::Verbs { length, .. } | Grant::Shm { length, .. } | Grant::Tcp { length, .. } => *length,
+            #[cfg(feature = "baselines")]
+            Grant::Baseline { length, .. } | Grant::Chain { length, .. } => *length,
+        };
+        if length < size { Err(FabricError::TooShort { length, size }) } else { Ok(()) }
+    }
 }
 
 /// The right to read the present memory of one slot; travels inside the control RPC. It gives no right to write: its keys

@@ -54,13 +54,19 @@ use rustix::fs::OFlags;
 use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
 use crate::contract::{Channel, Opening, Receiver, RemoteBuffer, Sender, check_bytes};
 use crate::error::{ChannelError, FabricError};
-use crate::mapping::{Flag, Mapping};
+use crate::mapping::{Flag, Mapping, check_slot_file, is_lent_under};
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
 use crate::reading::{Readers, Sharer};
 use crate::secret;
 
 pub use reading::ShmReader;
+
+/// Bytes of what `stat(2)` counts the memory of a file in.
+const BLOCK_SIZE: u64 = 512;
+/// Mappings that a sender keeps for later: eight members with 128 buffers each. Beyond that the oldest are let go, and mapped
+/// again when they are lent again.
+const MAPPED_MAX: usize = 1024;
 
 /// The receiving half: lends slots of a pool to processes of this host.
 #[derive(Debug)]
@@ -233,6 +239,9 @@ impl ShmSender {
         }
         let (memory, inode) = open(path, key, length)?;
         let memory = Arc::new(memory);
+        if mapped.len() >= MAPPED_MAX {
+            mapped.remove(0);
+        }
         mapped.push(MappedSlot { path: path.to_owned(), inode, memory: Arc::clone(&memory) });
         Ok(memory)
     }
@@ -310,16 +319,21 @@ fn inode(found: &Metadata) -> (u64, u64) {
 /// Maps the file if it still is the one that was lent. The key is compared after the file has been opened, in the
 /// mapped file itself, so that a lending of the same slot in between cannot slip in: what is mapped then never changes
 /// identity.
+///
+/// A grant may name any file: nothing is mapped that is no slot lent under this key, and no memory is made that the file does not
+/// have, as every file of a pool has it.
 fn open(path: &str, key: u64, length: u32) -> io::Result<(Mapping, (u64, u64))> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags.bits() as i32).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
+    let metadata = check_slot_file(&file, length)?;
+    let over = || io::Error::new(io::ErrorKind::PermissionDenied, "the lending is over");
+    if !is_lent_under(&file, length, key)? {
+        return Err(over());
     }
-    let memory = Mapping::prefaulted(&file, length)?;
+    let has_memory = metadata.blocks().saturating_mul(BLOCK_SIZE) >= metadata.len();
+    let memory = if has_memory { Mapping::prefaulted(&file, length)? } else { Mapping::new(&file, length)? };
     if !is_lent(&memory, key) {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the lending is over"));
+        return Err(over());
     }
     Ok((memory, inode(&metadata)))
 }

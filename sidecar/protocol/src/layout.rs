@@ -83,7 +83,7 @@ impl SegmentSize {
     }
 
     /// The size in bytes.
-    pub fn bytes(self) -> u32 {
+    pub const fn bytes(self) -> u32 {
         self.0
     }
 

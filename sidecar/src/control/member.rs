@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use tailwind_fabric::{
     Channel, ChannelAnswer, ChannelError, FabricError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
 };
+use tailwind_protocol::board;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_MAX, SegmentIdentity};
@@ -126,14 +127,17 @@ impl MemberLink {
     /// Readers can do without one member's board, and appends without any.
     async fn attach_board(&self, board: Option<Grant>) -> Result<Option<RemoteBuffer>, Failure> {
         let Some(grant) = board else { return Ok(None) };
-        let attached = self.attach(grant).await?;
+        let attached = self.attach(grant, board::BOARD_SIZE).await?;
         self.has_board.store(attached.is_ok(), Ordering::Relaxed);
         Ok(attached.inspect_err(|why| tracing::warn!(member = %self.member.id, %why, "no board")).ok())
     }
 
-    async fn attach(&self, grant: Grant) -> Result<Result<RemoteBuffer, FabricError>, Failure> {
+    /// Makes a lent slot writable, if it has as many bytes as will be written. A shorter one would end this process at the first
+    /// write behind its end.
+    async fn attach(&self, grant: Grant, size: u32) -> Result<Result<RemoteBuffer, FabricError>, Failure> {
         let sender = Arc::clone(&self.sender);
-        tokio::task::spawn_blocking(move || sender.attach(&grant)).await.map_err(unreachable)
+        let attach = move || grant.check_length(size).and_then(|()| sender.attach(&grant));
+        tokio::task::spawn_blocking(attach).await.map_err(unreachable)
     }
 
     /// Opens one data channel.
@@ -161,7 +165,8 @@ impl MemberLink {
     pub async fn open(&self, identity: SegmentIdentity) -> Result<(RemoteBuffer, Option<RemoteBuffer>), Failure> {
         let OpenReply { grant, board } = self.ask_to_open(identity, Purpose::Append).await?;
         let board = board.filter(|_| !self.has_board.load(Ordering::Relaxed));
-        Ok((self.attach(grant).await?.map_err(unreachable)?, self.attach_board(board).await?))
+        let remote = self.attach(grant, identity.size.bytes()).await?.map_err(unreachable)?;
+        Ok((remote, self.attach_board(board).await?))
     }
 
     /// Keeps asking while it says "retry later".
@@ -248,7 +253,7 @@ impl MemberLink {
             None => self.open_channel(false).await?.0,
         };
         let OpenReply { grant, .. } = self.ask_to_open(identity, Purpose::Install).await?;
-        let remote = self.attach(grant).await?.map_err(unreachable)?;
+        let remote = self.attach(grant, identity.size.bytes()).await?.map_err(unreachable)?;
         let (sender, image) = (Arc::clone(&self.sender), image.clone());
         let copied = tokio::task::spawn_blocking(move || {
             let (mut local, shared) = sender.allocate(image.len() as u32).map_err(|error| error.to_string())?;

@@ -27,7 +27,7 @@ use rustix::fs::OFlags;
 
 use super::ShmReceiver;
 use crate::error::{FabricError, ReadError};
-use crate::mapping::{FLAG_PAGE_SIZE, SHARE_OFFSET};
+use crate::mapping::{SHARE_OFFSET, check_slot_file};
 use crate::message::{ChannelAnswer, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
 use crate::reading::{Admission, READS_MAX, ReadChannel, ReadOpening, Readable, Reader, Sharer, check_read};
 use crate::secret;
@@ -103,13 +103,7 @@ impl Reader for ShmReader {
 fn open(path: &str, key: u64, length: u32) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
-    }
-    if metadata.len() < u64::from(length) + u64::from(FLAG_PAGE_SIZE) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "too short for a slot"));
-    }
+    check_slot_file(&file, length)?;
     if share_key(&file, length)? != key || key == 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the share is over"));
     }

@@ -5,6 +5,7 @@ mod baselines_do_not_ship;
 #[cfg(feature = "baselines")]
 mod chain;
 mod contract;
+mod grants;
 mod pool;
 mod shm_processes;
 mod suite;
