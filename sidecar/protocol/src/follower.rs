@@ -455,7 +455,7 @@ impl Follower {
         }
         self.config = Some(config.clone());
         let common = enter_history(&mut self.history, &config.cuts);
-        let cut = common.filter(|last| self.next.prev() > *last && !planted::has(Bug::CutIgnored));
+        let cut = common.filter(|last| self.next.prev() > *last);
         if let Some(last) = cut {
             return self.end(Output::Cut(last), format!("the log was cut after record {last}"), out);
         }
@@ -559,7 +559,7 @@ impl Follower {
         }
         // Where the log was cut when this epoch was won stands in the config store: before that is known, what it names may follow
         // another history.
-        if identity.epoch > config.won && !planted::has(Bug::CutIgnored) {
+        if identity.epoch > config.won {
             return self.rest_unless_still(now, out);
         }
         if visiting.board.is_some_and(|(known, _)| known != identity) {

@@ -101,8 +101,6 @@ bugs! {
     BeatWithoutBarrier = "beat-without-barrier",
     /// Follower: what lies behind the end that a board names is handed out too. Breaks S3.
     ReaderPastAcked = "reader-past-acked",
-    /// Follower: it goes on after a cut, wherever it is. Breaks S15.
-    CutIgnored = "cut-ignored",
     /// Follower: with a board that is behind what it has handed out, it begins again there. Breaks S15.
     FollowerGoesBack = "follower-goes-back",
     /// Follower: it has caught up with a line that it has just found, however old that is. Breaks S14.

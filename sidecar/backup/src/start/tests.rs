@@ -187,7 +187,14 @@ impl Process {
     fn fence(&mut self, epoch: u64) -> Inventory {
         self.epoch = epoch;
         let earlier = (1..epoch).rev().map(Claim).collect();
-        let request = FenceRequest { caller: self.caller(), claim: Claim(epoch), earlier, won: Epoch(0), joined: None, after: None };
+        let request = FenceRequest {
+            caller: self.caller(),
+            claim: Claim(epoch),
+            earlier,
+            won: Epoch(0),
+            joined: None,
+            after: None,
+        };
         match self.ask(Request::Fence(request)) {
             Reply::Inventory(inventory) => inventory,
             other => panic!("{other:?}"),
