@@ -176,7 +176,7 @@ pub struct LogStatus {
     #[serde(default)]
     pub earlier_claims: Vec<String>,
     /// The last epoch that had a primary; 0 before there was any. spec.recoverFromDisk names it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub won_epoch: u64,
     /// Where an administrator's order has ended the log, the latest last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -187,6 +187,11 @@ pub struct LogStatus {
     pub primary: LogPrimary,
     /// The set: an acknowledgement needs every one of them.
     pub members: Vec<LogMember>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl LogStatus {

@@ -247,7 +247,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
             continue;
         }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
-        let outcome = promote::promote(context).await;
+        let outcome = promote::promote(context, turn.founding).await;
         if !matches!(outcome, promote::Outcome::Won(..)) {
             context.tenure.end();
         }

@@ -548,6 +548,11 @@ impl Promotion {
         Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, words, skipped, founding, unfit }
     }
 
+    /// Whoever began it has seen no configuration. If there is one by now, the race for the new group is lost.
+    pub fn expect_to_found(&mut self) {
+        self.founding = true;
+    }
+
     /// Takes one input; appends to `out` what to do. Answers to requests of an earlier attempt are ignored.
     pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
         match input {

@@ -86,7 +86,8 @@ pub struct FenceRequest {
     /// those epochs to another claim knows by it that the store has gone back.
     #[serde(default)]
     pub earlier: Vec<Claim>,
-    /// The last epoch that had a primary, as the config store has it.
+    /// The last epoch that had a primary, as the config store has it. Sidecars of earlier builds do not know it.
+    #[serde(default)]
     pub won: Epoch,
     /// The identity with which this backup is in the set, if it is. Then it had promised that epoch, and knows by it that its folder
     /// has been put back if it finds an older promise.

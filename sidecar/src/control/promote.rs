@@ -45,8 +45,8 @@ pub enum Outcome {
     Disturbed,
 }
 
-/// Tries until it is won or lost.
-pub async fn promote(context: &Arc<Context>) -> Outcome {
+/// Tries until it is won or lost. `founding`: there was no configuration yet.
+pub async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
     let desired = context.desired();
@@ -72,6 +72,9 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     // What came back from the backups that no group can be founded with.
     let mut unfounded = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
+    if founding {
+        machine.expect_to_found();
+    }
     let mut ticks = tokio::time::interval(TICK);
     let mut said = Repeats::every(SAY_AGAIN);
     let links = Links::default();
@@ -245,9 +248,12 @@ struct RepairLog {
 
 impl RepairLog {
     async fn answer(&self, epoch: Epoch, task: Task, result: Result<(), Failure>) -> Answer {
-        if let Err(why) = &result {
+        if let Err(failure) = &result {
             let member = task.member();
-            if self.is_news(format!("{member} {why}")) {
+            // What a later epoch's claim does to this one is no news.
+            if let Failure::Unreachable(why) = failure
+                && self.is_news(format!("{member} {why}"))
+            {
                 tracing::warn!(%member, %why, "failed to repair a member: will retry");
             }
             tokio::time::sleep(self.pause()).await;

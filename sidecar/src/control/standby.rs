@@ -32,6 +32,8 @@ pub struct Turn {
     pub missed: Option<Instant>,
     /// Enough members have answered that can take what this sidecar writes.
     pub has_asked: bool,
+    /// It has seen no configuration: it is to found the group.
+    pub founding: bool,
 }
 
 /// Returns when this sidecar should try to become primary; `None` when nobody shall.
@@ -57,7 +59,7 @@ pub async fn wait_for_turn(context: &Arc<Context>) -> Option<Turn> {
                 }
                 let missed = shell.missed.filter(|_| reason == Reason::PrimaryGone);
                 let has_asked = matches!(reason, Reason::PrimaryGone | Reason::Switchover);
-                return Some(Turn { missed, has_asked });
+                return Some(Turn { missed, has_asked, founding: reason == Reason::NoConfiguration });
             }
             shell.carry_out(output);
         }

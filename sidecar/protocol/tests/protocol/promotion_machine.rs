@@ -366,6 +366,15 @@ fn race_for_a_new_group_is_lost_to_its_creator() {
     assert_eq!(fixture.step(Input::Read(Ok(Some(found)))), [Output::Lost(Epoch(1))]);
 }
 
+/// Between the look that found nothing and the first one of the promotion.
+#[test]
+fn race_for_a_new_group_may_be_lost_before_it_begins() {
+    let mut fixture = Fixture::start(1);
+    fixture.machine.expect_to_found();
+    let found = Configuration { epoch: Epoch(1), version: Version(1), ..config(1) };
+    assert_eq!(fixture.step(Input::Read(Ok(Some(found)))), [Output::Lost(Epoch(1))]);
+}
+
 /// Its own earlier life made the group and died: nobody else would ever lead it.
 #[test]
 fn group_created_before_a_restart_is_claimed() {
