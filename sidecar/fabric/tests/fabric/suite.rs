@@ -164,9 +164,9 @@ pub(crate) fn pattern(seed: u8) -> Vec<u8> {
 /// Polls until `count` further writes have completed.
 pub(crate) fn complete(channel: &mut dyn Channel, count: u32) {
     let mut completed = 0;
-    eventually("writes complete", || {
+    step_by_step("writes complete", u64::from(count), || {
         completed += channel.poll().unwrap();
-        completed >= count
+        u64::from(completed)
     });
     assert_eq!(completed, count, "each write completes once");
 }
@@ -190,6 +190,18 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "within {DEADLINE:?}: {what}");
         std::thread::yield_now();
+    }
+}
+
+/// Asks until this many are done, with a deadline for each step: on a busy machine a thousand round trips between threads
+/// take as long as they take.
+pub(crate) fn step_by_step(what: &str, enough: u64, mut done: impl FnMut() -> u64) {
+    let mut before = done();
+    while before < enough {
+        eventually(what, || {
+            let now = done();
+            now > std::mem::replace(&mut before, now)
+        });
     }
 }
 
