@@ -29,6 +29,7 @@ class Tally:
         self.run = b"%d" % time.time_ns()  # begins the records of this run: what nobody else writes
         self.own = 0  # how many of them are in the log
         self.next = 1  # the first record that has not been counted
+        self.history = 0  # of those that have: after an accepted loss there is another one, and the follow fails
         self.counts = collections.Counter()
         self.catch_up()
 
@@ -49,7 +50,9 @@ class Tally:
         every record that is in the log has been counted."""
         while True:
             try:
-                for event in self.log.follow(self.next):
+                follow = self.log.follow(self.next, self.history)
+                for event in follow:
+                    self.history = follow.history
                     if isinstance(event, Turn):
                         return
                     if isinstance(event, Record):

@@ -26,6 +26,7 @@ class Tally:
         self.run = b"%d" % time.time_ns()  # begins the records of this run: what nobody else writes
         self.own = 0  # how many of them are in the log
         self.next = 1  # the first record that has not been counted
+        self.history = 0  # of those that have
         self.counts = collections.Counter()
 
     async def add(self, word):
@@ -44,7 +45,9 @@ class Tally:
         """Follows the log until it is this app's turn. Then every record that is in the log has been counted."""
         while True:
             try:
-                async for event in self.log.follow(self.next):
+                follow = self.log.follow(self.next, self.history)
+                async for event in follow:
+                    self.history = follow.history
                     if isinstance(event, Record):
                         self.count(event.lsn, event.payload)
                     elif isinstance(event, Turn):

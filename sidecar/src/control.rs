@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 
 use tailwind_fabric::{Reader, Sender};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
-use tailwind_protocol::ids::{GroupName, Lsn, MemberId};
+use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::rpc::{PullSource, SOURCE_ADDRESSES_MAX};
 use tailwind_protocol::socket::Role;
@@ -362,8 +362,8 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
         while tasks.try_join_next().is_some() {}
         let context = Arc::clone(context);
         match request {
-            ClientRequest::Read { detached, request, from, kind } => {
-                let wanted = reader::Wanted { request, from: Lsn(from), kind };
+            ClientRequest::Read { detached, request, start, kind } => {
+                let wanted = reader::Wanted { request, start, kind };
                 tasks.spawn(reader::serve(context, detached, wanted));
             }
             ClientRequest::Position(client, request) => {

@@ -42,7 +42,7 @@ use connection::{ClientConnection, Later};
 pub use description::{Description, LeadingDescription, MemberDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, FromTerm, ReadKind,
-    control_channels,
+    Start, control_channels,
 };
 pub use options::{Allowed, Options};
 use pending::Pending;

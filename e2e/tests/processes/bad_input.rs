@@ -276,7 +276,7 @@ fn stalled_readers_do_not_block_other_readers() {
     let reading: Vec<RawClient> = (0..READERS)
         .map(|_| {
             let (mut raw, ..) = RawClient::welcomed(&group);
-            raw.send(&frame(2, &Request::Read { from: 1, limit: 0, flags: 0 }));
+            raw.send(&frame(2, &Request::Read { from: 1, limit: 0, flags: 0, history: 0 }));
             assert_eq!(raw.receive(), RawResponse::Other, "the read has begun");
             raw
         })

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
-use tailwind_client::{FollowEvent, Lsn};
+use tailwind_client::{Error, ErrorCode, FollowEvent, History, Lsn, Start};
 use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
@@ -77,6 +77,8 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
     let synced = append(&mut client, &input, 0, 1500).unwrap();
     assert_eq!(client.sync().unwrap(), Lsn(synced));
     append(&mut client, &input, synced, 300).unwrap();
+    let shown = position_after(&mut client, Lsn(1)).unwrap();
+    assert_eq!(shown.from, Lsn(synced + 301));
     let members = group.wait_for_full_set().unwrap();
     let order = recovery_of_today(&group);
     drop(client);
@@ -94,9 +96,12 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
     check_whole(&group, &input, last.0).unwrap();
     assert_eq!(client.sync().unwrap(), last);
     // The order stands, and has ended: nothing that is acknowledged from now on may be lost for it.
-    append(&mut client, &input, last.0, 200).unwrap();
+    append(&mut client, &input, last.0, 400).unwrap();
     group.wait_for_full_set().unwrap();
-    drop(client);
+    check_histories(&mut client, shown, last);
+    let mut elsewhere = group.client(1 - group.wait_for_primary().unwrap(), false).unwrap();
+    check_histories(&mut elsewhere, shown, last);
+    drop((client, elsewhere));
     group.kill_all().unwrap();
     lose_memory(&group);
     (0..group.backups()).for_each(|index| group.start_backup(index).unwrap());
@@ -110,6 +115,36 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
         "waiting why=",
     ];
     group.check_logs(&[&OUTAGE[..], &known].concat()).unwrap();
+}
+
+/// Reads from there to the end, anywhere; where to go on.
+fn position_after(client: &mut Client, start: impl Into<Start>) -> Result<Start, Error> {
+    let start = start.into();
+    let mut records = client.read_anywhere(start, 0)?;
+    let mut next = start.from;
+    while let Some((lsn, _)) = records.next_record()? {
+        next = lsn.next();
+    }
+    Ok((records.history(), next).into())
+}
+
+/// The log was cut after `last`, and is longer again than what was `shown`: whoever was shown more must not go on.
+fn check_histories(client: &mut Client, shown: Start, last: Lsn) {
+    let common = Start { from: last.next(), ..shown };
+    let now = position_after(client, common).unwrap();
+    assert!(now.from > shown.from && now.history != shown.history, "{now:?}, {shown:?}");
+    assert_eq!(position_after(client, now).unwrap(), now);
+    if shown.from > common.from {
+        let cut_off = position_after(client, shown);
+        let Err(Error::Refused { code: ErrorCode::BeyondEnd, message }) = cut_off else { panic!("{cut_off:?}") };
+        assert!(message.contains(&format!("the log was cut after LSN {last}")), "{message}");
+        let followed = client.follow(shown).unwrap().next_event().unwrap_err();
+        assert!(matches!(followed, Error::Refused { code: ErrorCode::BeyondEnd, .. }), "{followed:?}");
+    }
+    let not_known = position_after(client, Start { history: History(now.history.0 + 1), ..common });
+    assert!(matches!(not_known, Err(Error::Retry { .. })), "{not_known:?}");
+    let foreign = position_after(client, Start { history: History(now.history.0 ^ 1 << 63), ..common });
+    assert!(matches!(foreign, Err(Error::Refused { code: ErrorCode::BeyondEnd, .. })), "{foreign:?}");
 }
 
 /// As when every host loses power and gets another address from the network: the configuration knows the old ones only.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use tailwind_client::asynchronous::Client;
-use tailwind_client::{Error, FollowEvent, Lsn};
+use tailwind_client::{Error, FollowEvent, History, Lsn};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 use tokio::time::sleep;
 
@@ -40,6 +40,9 @@ struct Tally {
     own: u64,
     /// The first record that has not been counted.
     next: Lsn,
+    /// The history of the records that have been counted: after a loss that an administrator has accepted there is another one,
+    /// and the follow fails.
+    history: History,
     counts: BTreeMap<String, u64>,
 }
 
@@ -47,7 +50,8 @@ impl Tally {
     async fn connect(socket: String) -> Result<Tally, Error> {
         let run = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos().to_string();
         let log = connect(&socket).await?;
-        let mut tally = Tally { socket, log, run, own: 0, next: Lsn(1), counts: BTreeMap::new() };
+        let mut tally =
+            Tally { socket, log, run, own: 0, next: Lsn(1), history: History::UNKNOWN, counts: BTreeMap::new() };
         tally.catch_up().await?;
         Ok(tally)
     }
@@ -81,15 +85,18 @@ impl Tally {
     }
 
     async fn follow(&mut self) -> Result<(), Error> {
-        let mut follow = self.log.follow(self.next).await?;
+        let mut follow = self.log.follow((self.history, self.next)).await?;
         while let Some(event) = follow.next_event().await? {
             // It hears as well when it has caught up on a standby, and how far it is behind there. The turn is the last event.
-            let FollowEvent::Record(lsn, record) = event else { continue };
-            self.next = lsn.next();
-            let record = String::from_utf8_lossy(record);
-            let Some((run, word)) = record.split_once(' ') else { continue };
-            self.own += u64::from(run == self.run);
-            *self.counts.entry(word.to_owned()).or_default() += 1;
+            if let FollowEvent::Record(lsn, record) = event {
+                self.next = lsn.next();
+                let record = String::from_utf8_lossy(record);
+                if let Some((run, word)) = record.split_once(' ') {
+                    self.own += u64::from(run == self.run);
+                    *self.counts.entry(word.to_owned()).or_default() += 1;
+                }
+            }
+            self.history = follow.history();
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use tailwind_client::blocking::Client;
-use tailwind_client::{Error, FollowEvent, Lsn};
+use tailwind_client::{Error, FollowEvent, History, Lsn};
 
 fn main() -> Result<(), Error> {
     let Some(socket) = std::env::args().nth(1) else {
@@ -38,6 +38,9 @@ struct Tally {
     own: u64,
     /// The first record that has not been counted.
     next: Lsn,
+    /// The history of the records that have been counted: after a loss that an administrator has accepted there is another one,
+    /// and the follow fails.
+    history: History,
     counts: BTreeMap<String, u64>,
 }
 
@@ -45,7 +48,8 @@ impl Tally {
     fn connect(socket: String) -> Result<Tally, Error> {
         let run = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos().to_string();
         let log = connect(&socket)?;
-        let mut tally = Tally { socket, log, run, own: 0, next: Lsn(1), counts: BTreeMap::new() };
+        let mut tally =
+            Tally { socket, log, run, own: 0, next: Lsn(1), history: History::UNKNOWN, counts: BTreeMap::new() };
         tally.catch_up()?;
         Ok(tally)
     }
@@ -79,15 +83,18 @@ impl Tally {
     }
 
     fn follow(&mut self) -> Result<(), Error> {
-        let mut follow = self.log.follow(self.next)?;
+        let mut follow = self.log.follow((self.history, self.next))?;
         while let Some(event) = follow.next_event()? {
             // It hears as well when it has caught up on a standby, and how far it is behind there. The turn is the last event.
-            let FollowEvent::Record(lsn, record) = event else { continue };
-            self.next = lsn.next();
-            let record = String::from_utf8_lossy(record);
-            let Some((run, word)) = record.split_once(' ') else { continue };
-            self.own += u64::from(run == self.run);
-            *self.counts.entry(word.to_owned()).or_default() += 1;
+            if let FollowEvent::Record(lsn, record) = event {
+                self.next = lsn.next();
+                let record = String::from_utf8_lossy(record);
+                if let Some((run, word)) = record.split_once(' ') {
+                    self.own += u64::from(run == self.run);
+                    *self.counts.entry(word.to_owned()).or_default() += 1;
+                }
+            }
+            self.history = follow.history();
         }
         Ok(())
     }

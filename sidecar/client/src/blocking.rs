@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tailwind_protocol::history::History;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request};
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, FollowEvent, Options, PassedBarrier, Position, RoleInfo, Ticket, Welcome};
+use crate::types::{Ack, Event, FollowEvent, Options, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome};
 use crate::{Error, Reserved, Result};
 
 /// Looks at the ring between two looks at the clock: both cost some 25 ns.
@@ -173,37 +174,42 @@ impl Client {
 
 /// Reading and the rest.
 impl Client {
-    /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
-    pub fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
+    /// Reads acknowledged records from `start` on, at most `limit` (0: all that there are now).
+    pub fn read(&mut self, start: impl Into<Start>, limit: u64) -> Result<Records<'_>> {
+        let start = start.into();
         self.finish_read()?;
-        self.session.start_read(from, limit, 0);
+        self.session.start_read(start, limit, 0);
         Ok(Records { reading: Reading { client: self }, failed: false })
     }
 
     /// The same in any role of the sidecar: off the primary it ends at the last record of which this sidecar knows that it is
     /// acknowledged, so that later ones may be missing. Needs a sidecar that can follow, as `follow` does.
-    pub fn read_anywhere(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
+    pub fn read_anywhere(&mut self, start: impl Into<Start>, limit: u64) -> Result<Records<'_>> {
+        let start = start.into();
         self.session.check_follow("a read anywhere")?;
         self.finish_read()?;
-        self.session.start_read(from, limit, READ_ANYWHERE);
+        self.session.start_read(start, limit, READ_ANYWHERE);
         Ok(Records { reading: Reading { client: self }, failed: false })
     }
 
-    /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
-    pub fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
+    /// Reads acknowledged records from `start` on, and then new ones as they are acknowledged.
+    pub fn tail(&mut self, start: impl Into<Start>) -> Result<Tail<'_>> {
+        let start = start.into();
         self.finish_read()?;
-        self.session.start_read(from, 0, READ_TAIL);
-        Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
+        self.session.start_read(start, 0, READ_TAIL);
+        Ok(Tail { reading: Reading { client: self }, next: start.from.max(Lsn(1)) })
     }
 
-    /// Follows the log from `from` on, or with 0 from the first record that can be read, in any role of the sidecar, until it is primary and every record has been seen. Fails
+    /// Follows the log from `start` on, or with 0 from the first record that can be read, in any role of the sidecar, until it is
+    /// primary and every record has been seen. Fails
     /// with [`Error::Refused`] and [`ErrorCode::UnsupportedVersion`](crate::ErrorCode::UnsupportedVersion) at a sidecar of an
     /// earlier release.
-    pub fn follow(&mut self, from: Lsn) -> Result<Follow<'_>> {
+    pub fn follow(&mut self, start: impl Into<Start>) -> Result<Follow<'_>> {
+        let start = start.into();
         self.session.check_follow("a follow")?;
         self.finish_read()?;
-        self.session.start_follow(from);
-        Ok(Follow { reading: Reading { client: self }, next: from })
+        self.session.start_follow(start);
+        Ok(Follow { reading: Reading { client: self }, next: start.from })
     }
 
     /// A position of the primary's log that was taken after the call began, asked through any sidecar of the group. Needs a
@@ -396,6 +402,11 @@ pub struct Records<'c> {
 }
 
 impl Records<'_> {
+    /// The history of what has been handed out: a further read goes on with it and the next LSN.
+    pub fn history(&self) -> History {
+        self.reading.client.session.history()
+    }
+
     /// The next record, lent until the next call; `None` at the end of the read.
     pub fn next_record(&mut self) -> Result<Option<(Lsn, &[u8])>> {
         match self.reading.client.wait(Session::next_item)? {
@@ -441,6 +452,11 @@ impl Tail<'_> {
         }
     }
 
+    /// The history of what has been handed out: a further read goes on with it and [`next_lsn`](Tail::next_lsn).
+    pub fn history(&self) -> History {
+        self.reading.client.session.history()
+    }
+
     /// The record that a further read would go on with.
     pub fn next_lsn(&self) -> Lsn {
         self.next
@@ -482,6 +498,11 @@ impl Follow<'_> {
             }
             ReadItem::Ended => Ok(None),
         }
+    }
+
+    /// The history of what has been handed out: a further follow goes on with it and [`next_lsn`](Follow::next_lsn).
+    pub fn history(&self) -> History {
+        self.reading.client.session.history()
     }
 
     /// The record that a further follow would go on with.

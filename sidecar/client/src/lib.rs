@@ -41,21 +41,22 @@
 //! what a follower may see.
 //!
 //! ```no_run
-//! use tailwind_client::{FollowEvent, Lsn, blocking::Client};
+//! use tailwind_client::{FollowEvent, History, Lsn, blocking::Client};
 //!
-//! # struct State { next: Lsn, ready: bool, stale: bool }
+//! # struct State { history: History, next: Lsn, ready: bool, stale: bool }
 //! # impl State { fn apply(&mut self, lsn: Lsn, _: &[u8]) { self.next = lsn.next(); } }
 //! # fn serve(client: &mut Client, state: &mut State) -> Result<(), tailwind_client::Error> { Ok(()) }
 //! # fn live(state: &mut State) -> Result<(), tailwind_client::Error> {
 //! let mut client = Client::connect("/run/tailwind/append.sock")?;
-//! let mut follow = client.follow(state.next)?;
+//! let mut follow = client.follow((state.history, state.next))?;
 //! while let Some(event) = follow.next_event()? {
 //!     match event {
 //!         FollowEvent::Record(lsn, record) => state.apply(lsn, record),
 //!         FollowEvent::CaughtUp { .. } => state.ready = true,
 //!         FollowEvent::Lag { stale, .. } => state.stale = stale,
-//!         FollowEvent::Turn { .. } => break,
+//!         FollowEvent::Turn { .. } => {} // the last event
 //!     }
+//!     state.history = follow.history();
 //! }
 //! drop(follow);
 //! serve(&mut client, state)
@@ -79,9 +80,10 @@ mod types;
 
 pub use error::Error;
 pub use reserved::Reserved;
+pub use tailwind_protocol::history::History;
 pub use tailwind_protocol::ids::{Epoch, Lsn};
 pub use tailwind_protocol::socket::{ErrorCode, Role};
-pub use types::{Ack, Event, FollowEvent, Limits, Options, PassedBarrier, Position, RoleInfo, Ticket, Welcome};
+pub use types::{Ack, Event, FollowEvent, Limits, Options, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome};
 
 /// What the client's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

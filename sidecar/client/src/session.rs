@@ -10,15 +10,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{
     self, BEHIND_UNKNOWN, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, Request, Response, Role, VERSION,
-    VERSION_FOLLOW, VERSION_MIN, decode_response, encode_batch,
+    VERSION_FOLLOW, VERSION_HISTORY, VERSION_MIN, decode_response, encode_batch,
 };
 
 use crate::buffer::{Inbox, Outbox};
 use crate::ring::Ring;
-use crate::types::{Ack, Limits, PassedBarrier, Position, RoleInfo, Ticket, Welcome, known};
+use crate::types::{Ack, Limits, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome, known};
 use crate::{Error, OUTSTANDING_APPENDS_MAX};
 
 /// Bytes that `submit` gathers before it offers them to the socket: one system call for hundreds of small records.
@@ -51,6 +52,8 @@ pub(crate) struct Session {
     requested: u64,
     reply: Option<Result<Reply, Error>>,
     read: Option<Read>,
+    /// That of what the last read has handed out.
+    history: History,
     /// Sending has failed. What the sidecar sent last may still be readable, so this is not yet the end.
     send_failed: bool,
     end: Option<End>,
@@ -195,6 +198,7 @@ impl Session {
             requested: 0,
             reply: None,
             read: None,
+            history: History::UNKNOWN,
             send_failed: false,
             end: None,
         };
@@ -231,6 +235,11 @@ impl Session {
     /// The sidecar's role, by its last frame that named it.
     pub(crate) fn role_info(&self) -> &RoleInfo {
         &self.role_info
+    }
+
+    /// The history of what the last read has handed out.
+    pub(crate) fn history(&self) -> History {
+        self.history
     }
 
     /// Appends without an answer.
@@ -320,15 +329,23 @@ impl Session {
     }
 
     /// Starts a read. The caller has finished the one before.
-    pub(crate) fn start_read(&mut self, from: Lsn, limit: u64, flags: u32) {
+    pub(crate) fn start_read(&mut self, start: Start, limit: u64, flags: u32) {
         // 0 asks for the first record that there is, where that may be unknown.
-        let next = if flags & READ_ANYWHERE != 0 { from } else { from.max(Lsn(1)) };
-        self.start(&Request::Read { from: next.0, limit, flags }, next, false);
+        let next = if flags & READ_ANYWHERE != 0 { start.from } else { start.from.max(Lsn(1)) };
+        let history = self.begin_in(start.history);
+        self.start(&Request::Read { from: next.0, limit, flags, history }, next, false);
     }
 
     /// Starts a follow, as `start_read`. The sidecar must know it.
-    pub(crate) fn start_follow(&mut self, from: Lsn) {
-        self.start(&Request::Follow { from: from.0 }, from, true);
+    pub(crate) fn start_follow(&mut self, start: Start) {
+        let history = self.begin_in(start.history);
+        self.start(&Request::Follow { from: start.from.0, history }, start.from, true);
+    }
+
+    /// The history to name in a request: none to a sidecar that does not know them.
+    fn begin_in(&mut self, history: History) -> u64 {
+        self.history = history;
+        if self.welcome.version < VERSION_HISTORY { History::UNKNOWN.0 } else { history.0 }
     }
 
     fn start(&mut self, request: &Request<'_>, next: Lsn, follows: bool) {
@@ -657,6 +674,11 @@ impl Session {
                 let behind = (behind_ms != BEHIND_UNKNOWN).then(|| Duration::from_millis(u64::from(behind_ms)));
                 self.check_follows(request, "a lag")?;
                 self.on_found(request, Found::News(ReadItem::Lag { acked: Lsn(acked), behind, stale }));
+            }
+            Response::History { history } => {
+                if self.read.as_ref().is_some_and(|read| read.request == request) {
+                    self.history = History(history);
+                }
             }
             Response::Turn { epoch, next } => self.on_turn(request, Epoch(epoch), Lsn(next))?,
             Response::Error { code, fatal, retry_after_ms, message } => {

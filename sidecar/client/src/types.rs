@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{self, FRAME_BODY_MAX, Role};
 
@@ -112,6 +113,29 @@ pub struct Position {
     pub epoch: Epoch,
     /// The last acknowledged record there.
     pub last: Lsn,
+}
+
+/// Where a read begins. An LSN alone will do for an app that has read nothing yet; one that goes on with its state names the
+/// history too, and gets [`ErrorCode::BeyondEnd`](crate::ErrorCode::BeyondEnd) if the log was cut and does not have everything
+/// that the state has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The first record.
+    pub from: Lsn,
+    /// The history in which those before it were read.
+    pub history: History,
+}
+
+impl From<Lsn> for Start {
+    fn from(from: Lsn) -> Start {
+        Start { from, history: History::UNKNOWN }
+    }
+}
+
+impl From<(History, Lsn)> for Start {
+    fn from((history, from): (History, Lsn)) -> Start {
+        Start { from, history }
+    }
 }
 
 /// What a tail returns.

@@ -61,7 +61,7 @@ pub struct Configuration {
     #[serde(default)]
     pub won: Epoch,
     /// Where a person's order has ended the log, the latest last, at most [`CUTS_KEPT`]. Positions of before may name records that
-    /// are gone; see [`history`].
+    /// are gone; see [`History`](crate::history::History).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<Cut>,
     /// Raised at every change of the member set.
@@ -83,20 +83,6 @@ pub struct Cut {
     /// The LSN that the person named, if it was an order that names one: it holds once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ordered: Option<Lsn>,
-}
-
-/// The history that the log's records belong to: the epoch of the last cut, or 0. An LSN means the same record for good within one
-/// history.
-pub fn history(cuts: &[Cut]) -> Epoch {
-    cuts.last().map_or(Epoch(0), |cut| cut.epoch)
-}
-
-/// Goes on from `known`, the history that a position belongs to, to that of these cuts; of a position that is new, that is its
-/// first. How far what was read before is part of the log today: up to this record, or `None` for all of it.
-pub fn enter_history(known: &mut Option<Epoch>, cuts: &[Cut]) -> Option<Lsn> {
-    let now = history(cuts);
-    let before = known.replace(now).unwrap_or(now);
-    cuts.iter().filter(|cut| cut.epoch > before).map(|cut| cut.last).min()
 }
 
 /// Names one content of the config store.

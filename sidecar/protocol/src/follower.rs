@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::board::{self, BoardIdentity, Freshness, Progress};
-use crate::config::{Configuration, MemberRef, Stamp, enter_history};
+use crate::config::{Configuration, MemberRef, Stamp};
+use crate::history::{History, Parted};
 use crate::ids::{Epoch, LogId, Lsn, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
@@ -143,11 +144,8 @@ pub enum Output {
     /// The log ends with this record, before the one that is to come next by more than one: a record that was said to be
     /// acknowledged is not. The last output.
     BeyondEnd(Lsn),
-    /// The log was cut after this record, and what has been handed out beyond is gone. What comes there now follows other records.
-    /// The last output.
-    Cut(Lsn),
-    /// The group has another log now: nothing in it follows what has been handed out. The last output.
-    OtherLog(LogId),
+    /// The log does not go on from what has been handed out. The last output.
+    Parted(Parted),
 }
 
 /// How far behind a follower is.
@@ -170,8 +168,8 @@ impl Lag {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Follower {
     config: Option<Configuration>,
-    /// The history that what has been handed out belongs to; see [`config::history`](crate::config::history).
-    history: Option<Epoch>,
+    /// The history that what has been handed out belongs to.
+    history: History,
     /// The record to hand out next.
     next: Lsn,
     /// Most bytes of a read.
@@ -271,7 +269,7 @@ impl Follower {
         let (config, covers, caught_up, visiting, over) = (None, None, false, None, false);
         Follower {
             config,
-            history: None,
+            history: History::UNKNOWN,
             next,
             landing,
             turn,
@@ -287,14 +285,14 @@ impl Follower {
         }
     }
 
-    /// The same for whoever has read the records before `next` in this history, if it is known.
+    /// The same for whoever has read the records before `next` in this history.
     #[must_use]
-    pub fn in_history(self, history: Option<Epoch>) -> Follower {
+    pub fn in_history(self, history: History) -> Follower {
         Follower { history, ..self }
     }
 
     /// The history that what has been handed out belongs to.
-    pub fn history(&self) -> Option<Epoch> {
+    pub fn history(&self) -> History {
         self.history
     }
 
@@ -446,19 +444,14 @@ impl Follower {
     }
 
     fn on_config(&mut self, now: Duration, config: &Configuration, out: &mut Vec<Output>) {
-        match &self.config {
-            Some(known) if known.log != config.log => {
-                return self.end(Output::OtherLog(config.log), "the group has another log".to_owned(), out);
-            }
-            Some(known) if known.stamp() >= config.stamp() => return,
-            _ => {}
+        let known = self.config.as_ref().filter(|known| known.log == config.log);
+        if known.is_some_and(|known| known.stamp() >= config.stamp()) {
+            return;
+        }
+        if let Err(parted) = self.history.go_on(self.next, config.log, &config.cuts) {
+            return self.end(Output::Parted(parted), parted.to_string(), out);
         }
         self.config = Some(config.clone());
-        let common = enter_history(&mut self.history, &config.cuts);
-        let cut = common.filter(|last| self.next.prev() > *last);
-        if let Some(last) = cut {
-            return self.end(Output::Cut(last), format!("the log was cut after record {last}"), out);
-        }
         // Whoever waits for a board that moves may find one now.
         self.revisit = (now, REVISIT_MIN);
         if let Some(visiting) = &self.visiting {

@@ -7,6 +7,7 @@ pub mod backup;
 pub mod board;
 pub mod config;
 pub mod follower;
+pub mod history;
 pub mod ids;
 pub mod inventory;
 pub mod layout;

@@ -1,4 +1,4 @@
-//! Frames of the append socket: the bytes that an app and its sidecar exchange, versions 1 and 2.
+//! Frames of the append socket: the bytes that an app and its sidecar exchange, versions 1 to 3.
 //!
 //! Called by the sidecar (decodes requests, encodes responses) and by the client library (the other way round).
 //! The same bytes are described for other languages in `docs/append-socket.md`. Integers are little-endian. Reserved bytes
@@ -11,9 +11,11 @@ pub const MAGIC: [u8; 8] = *b"TWAPPEND";
 /// Oldest version that is still spoken.
 pub const VERSION_MIN: u16 = 1;
 /// Newest version.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// First version with [`Request::Follow`], [`Request::Position`], [`READ_ANYWHERE`] and [`Role::Reader`].
 pub const VERSION_FOLLOW: u16 = 2;
+/// First version with [`Response::History`] and its number in [`Request::Read`] and [`Request::Follow`].
+pub const VERSION_HISTORY: u16 = 3;
 /// Bytes of the header of every frame.
 pub const FRAME_HEADER_SIZE: usize = 16;
 /// Largest body of any frame: the largest segment's batch (64 MiB / 2). A server may announce less in its welcome.
@@ -51,6 +53,7 @@ mod kind {
     pub(super) const TURN: u8 = 139;
     pub(super) const LAG: u8 = 140;
     pub(super) const LOG_POSITION: u8 = 141;
+    pub(super) const HISTORY: u8 = 142;
     pub(super) const SYNCED: u8 = 143;
 }
 
@@ -187,11 +190,15 @@ pub enum Request<'a> {
         limit: u64,
         /// [`READ_TAIL`] and [`READ_ANYWHERE`].
         flags: u32,
+        /// The [history](Response::History) of what was read before; 0 if it is not known. Since version 3.
+        history: u64,
     },
     /// Send acknowledged records from an LSN on, in any role, until this sidecar is primary. Since version 2.
     Follow {
         /// First record wanted; 0 for the first that can be read.
         from: u64,
+        /// The [history](Response::History) of what was read before; 0 if it is not known. Since version 3.
+        history: u64,
     },
     /// Answer with a position of the primary's log that was taken after this request came in. Since version 2.
     Position,
@@ -303,6 +310,12 @@ pub enum Response<'a> {
         epoch: u64,
         /// The last acknowledged record there: all that was acknowledged before the request is at or before it.
         last: u64,
+    },
+    /// The history of the log that a read or follow sends: the answer to each begins with it, and it comes again if the log was cut
+    /// behind what was sent. Since version 3.
+    History {
+        /// Its number.
+        history: u64,
     },
     /// Look at the ring, in which something has changed. Answers nothing: request 0.
     Wake,
@@ -661,14 +674,14 @@ fn request_from(mut body: Body<'_>, version: u16) -> Result<Request<'_>, FrameEr
         },
         kind::READ => {
             let known = if version < VERSION_FOLLOW { READ_TAIL } else { u32::MAX };
-            let request = Request::Read { from: body.u64()?, limit: body.u64()?, flags: body.u32()? & known };
+            let (from, limit, flags) = (body.u64()?, body.u64()?, body.u32()? & known);
             body.u32()?;
-            request
+            let history = if version < VERSION_HISTORY || body.bytes.is_empty() { 0 } else { body.u64()? };
+            Request::Read { from, limit, flags, history }
         }
         kind::FOLLOW if version >= VERSION_FOLLOW => {
-            let request = Request::Follow { from: body.u64()? };
-            body.u64()?;
-            request
+            let (from, history) = (body.u64()?, body.u64()?);
+            Request::Follow { from, history: if version < VERSION_HISTORY { 0 } else { history } }
         }
         kind::POSITION if version >= VERSION_FOLLOW => Request::Position,
         kind::BARRIER => Request::Barrier,
@@ -728,6 +741,7 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
         kind::TURN => Response::Turn { epoch: body.u64()?, next: body.u64()? },
         kind::LAG => Response::Lag { acked: body.u64()?, behind_ms: body.u32()?, stale: body.u32()? & LAG_STALE != 0 },
         kind::LOG_POSITION => Response::Position { epoch: body.u64()?, last: body.u64()? },
+        kind::HISTORY => Response::History { history: body.u64()? },
         unknown => return Err(FrameError::UnknownKind(unknown)),
     };
     body.end(response)
@@ -758,15 +772,18 @@ impl Request<'_> {
                 frame(out, kind::APPEND, 0, request, |out| out.extend_from_slice(payload));
             }
             Request::Batch(batch) => frame(out, kind::BATCH, 0, request, |out| put_batch(out, batch)),
-            Request::Read { from, limit, flags } => frame(out, kind::READ, 0, request, |out| {
+            Request::Read { from, limit, flags, history } => frame(out, kind::READ, 0, request, |out| {
                 out.extend_from_slice(&from.to_le_bytes());
                 out.extend_from_slice(&limit.to_le_bytes());
                 out.extend_from_slice(&flags.to_le_bytes());
                 out.extend_from_slice(&[0; 4]);
+                if *history != 0 {
+                    out.extend_from_slice(&history.to_le_bytes());
+                }
             }),
-            Request::Follow { from } => frame(out, kind::FOLLOW, 0, request, |out| {
+            Request::Follow { from, history } => frame(out, kind::FOLLOW, 0, request, |out| {
                 out.extend_from_slice(&from.to_le_bytes());
-                out.extend_from_slice(&[0; 8]);
+                out.extend_from_slice(&history.to_le_bytes());
             }),
             Request::Position => frame(out, kind::POSITION, 0, request, |_| {}),
             Request::Barrier => frame(out, kind::BARRIER, 0, request, |_| {}),
@@ -847,6 +864,9 @@ impl Response<'_> {
                 out.extend_from_slice(&epoch.to_le_bytes());
                 out.extend_from_slice(&last.to_le_bytes());
             }),
+            Response::History { history } => {
+                frame(out, kind::HISTORY, 0, request, |out| out.extend_from_slice(&history.to_le_bytes()));
+            }
             Response::Wake => frame(out, kind::WAKE_CLIENT, 0, request, |_| {}),
         }
     }

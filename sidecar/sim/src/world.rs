@@ -142,6 +142,8 @@ pub struct World {
     pub(crate) requests: u64,
     /// Followers that have begun.
     followers: u64,
+    /// Those of apps that have ended.
+    positions: Vec<follow::Position>,
     /// When a record was acknowledged last.
     last_ack: Micros,
     /// Acks since the faults stopped.
@@ -218,6 +220,7 @@ impl World {
             load: false,
             requests: 0,
             followers: 0,
+            positions: Vec::new(),
             last_ack: 0,
             acks_without_faults: 0,
             plan,
@@ -461,12 +464,26 @@ impl World {
         self.play_for(more);
         let Some(config) = self.whole_group() else { return };
         self.tally.count(Fault::SyncedAndDark);
+        self.apps_leave();
         self.lose_all_memory(&config);
         self.order_recovery_from_disk();
         if !self.serves_again() {
             broken("Liveness", "a synced log is not recovered from the disks that are left".to_owned());
         }
         self.desired.recover_from_disk = None;
+        self.outgrow_the_apps_that_left();
+        self.followers_catch_up();
+    }
+
+    /// The log goes on until it is longer than anything that was shown before the loss: no LSN betrays who comes back late.
+    fn outgrow_the_apps_that_left(&mut self) {
+        self.load = true;
+        let calm = self.queue.now();
+        while self.positions_beyond(self.checks.last_owed()) && self.queue.now() < calm + RETURN_MAX {
+            self.step();
+        }
+        self.load = false;
+        self.apps_return();
     }
 
     /// An app syncs, and is answered.

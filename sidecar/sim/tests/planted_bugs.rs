@@ -63,6 +63,7 @@ hunts! {
     synced_before_flushed SyncedBeforeFlushed after 7;
     reader_past_acked ReaderPastAcked after 10;
     follower_goes_back FollowerGoesBack after 218;
+    cut_ignored CutIgnored after 1;
     any_line_is_new AnyLineIsNew after 10;
     beats_in_every_role BeatsInEveryRole after 78;
     one_trim_is_enough OneTrimIsEnough after 569;

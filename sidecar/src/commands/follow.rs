@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use tailwind_client::blocking::Client;
-use tailwind_client::{Error, FollowEvent, Lsn};
+use tailwind_client::{self as client, Error, FollowEvent, Lsn};
 
 use super::read::{LOOK_UP_EVERY, Output, OutputOptions, Start, WRITE, copy_tail, go_on, is_abandoned};
 use super::target::{FIRST_OF_SOCKETS, Target, WAIT_FOR_ANY};
@@ -24,7 +24,7 @@ use super::tell;
     mut_arg("wait", |wait| wait.help(WAIT_FOR_ANY))
 )]
 pub struct FollowOptions {
-    /// First record to read: an LSN, `first` (the first that has not been trimmed, as far as the sidecar knows) or `end` (the
+    /// First record to read: an LSN (HISTORY/LSN to go on after what was written before), `first` (the first that has not been trimmed, as far as the sidecar knows) or `end` (the
     /// next one to come)
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
@@ -54,14 +54,19 @@ enum End {
 pub fn run(options: &FollowOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect_to_any()?;
-    let mut next = options.from.lsn_anywhere(&mut client)?;
+    let mut next = options.from.resolve_anywhere(&mut client)?;
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
     let copied = copy(options, &mut client, &mut next, &mut out);
     out.flush().context(WRITE)?;
     copied.with_context(|| go_on(out.written(), next))
 }
 
-fn copy(options: &FollowOptions, client: &mut Client, next: &mut Lsn, out: &mut Output) -> anyhow::Result<()> {
+fn copy(
+    options: &FollowOptions,
+    client: &mut Client,
+    next: &mut client::Start,
+    out: &mut Output,
+) -> anyhow::Result<()> {
     loop {
         match copy_follow(options.print_lag, client, next, out)? {
             End::Turn if options.go_on => {}
@@ -77,14 +82,19 @@ fn copy(options: &FollowOptions, client: &mut Client, next: &mut Lsn, out: &mut 
 }
 
 /// Copies a follow from `next` on. `next` moves on with it.
-fn copy_follow(print_lag: bool, client: &mut Client, next: &mut Lsn, out: &mut Output) -> anyhow::Result<End> {
+fn copy_follow(
+    print_lag: bool,
+    client: &mut Client,
+    next: &mut client::Start,
+    out: &mut Output,
+) -> anyhow::Result<End> {
     let mut follow = client.follow(*next)?;
     let (mut has_caught_up, mut was_stale) = (false, false);
     loop {
         match follow.next_event() {
             Ok(Some(FollowEvent::Record(lsn, payload))) => {
                 out.write(lsn, payload).context(WRITE)?;
-                *next = lsn.next();
+                *next = (follow.history(), lsn.next()).into();
                 continue;
             }
             Ok(Some(FollowEvent::CaughtUp { next })) => {
@@ -98,7 +108,7 @@ fn copy_follow(print_lag: bool, client: &mut Client, next: &mut Lsn, out: &mut O
                 }
             }
             Ok(Some(FollowEvent::Turn { epoch, next: to_come })) => {
-                *next = to_come;
+                *next = (follow.history(), to_come).into();
                 // Whoever reads the last line knows that every record is written.
                 out.flush().context(WRITE)?;
                 tell(format_args!("turn: this sidecar is primary in epoch {epoch}, and LSN {to_come} is next"));

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Error, Event, Lsn, Welcome};
+use tailwind_client::{self as client, Error, Event, History, Lsn, Welcome};
 use tailwind_runtime::ensure_usage;
 
 use super::counted;
@@ -34,27 +34,27 @@ pub(super) type Output = RecordWriter<BufWriter<StdoutLock<'static>>>;
 pub enum Start {
     /// At the first record that can still be read.
     First,
-    /// At this record.
-    Lsn(Lsn),
+    /// At this record, as somebody who has those before it from this history, if it is known.
+    Lsn(History, Lsn),
     /// After the last acknowledged record.
     End,
 }
 
 impl Start {
-    fn lsn(self, welcome: &Welcome) -> Lsn {
+    fn resolve(self, welcome: &Welcome) -> client::Start {
         match self {
-            Start::First => welcome.first.max(Lsn(1)),
-            Start::Lsn(lsn) => lsn,
-            Start::End => welcome.last.next(),
+            Start::First => welcome.first.max(Lsn(1)).into(),
+            Start::Lsn(history, lsn) => (history, lsn).into(),
+            Start::End => welcome.last.next().into(),
         }
     }
 
     /// The same at a sidecar of any role, whose welcome may not know the log's end.
-    pub(super) fn lsn_anywhere(self, client: &mut Client) -> Result<Lsn, Error> {
+    pub(super) fn resolve_anywhere(self, client: &mut Client) -> Result<client::Start, Error> {
         match self {
-            Start::End => Ok(client.position()?.last.next()),
-            Start::First => Ok(Lsn(0)),
-            Start::Lsn(lsn) => Ok(lsn),
+            Start::End => Ok(client.position()?.last.next().into()),
+            Start::First => Ok(Lsn(0).into()),
+            Start::Lsn(history, lsn) => Ok((history, lsn).into()),
         }
     }
 }
@@ -63,10 +63,14 @@ impl FromStr for Start {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Start, String> {
-        match (text, text.parse()) {
+        let (history, lsn) = match text.split_once('/') {
+            Some((history, lsn)) => (history.parse()?, lsn),
+            None => (History::UNKNOWN, text),
+        };
+        match (text, lsn.parse()) {
             ("first", _) => Ok(Start::First),
             ("end", _) => Ok(Start::End),
-            (_, Ok(lsn @ 1..)) => Ok(Start::Lsn(Lsn(lsn))),
+            (_, Ok(lsn @ 1..)) => Ok(Start::Lsn(history, Lsn(lsn))),
             _ => Err("must be an LSN (1 or more), first or end".to_owned()),
         }
     }
@@ -76,7 +80,8 @@ impl fmt::Display for Start {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Start::First => f.write_str("first"),
-            Start::Lsn(lsn) => lsn.fmt(f),
+            Start::Lsn(History::UNKNOWN, lsn) => lsn.fmt(f),
+            Start::Lsn(history, lsn) => write!(f, "{history}/{lsn}"),
             Start::End => f.write_str("end"),
         }
     }
@@ -118,7 +123,7 @@ command line is invalid";
 #[derive(Args, Clone, Debug)]
 #[command(after_help = READ_EXAMPLES, mut_arg("wait", |wait| wait.help(WAIT_ANYWHERE)))]
 pub struct ReadOptions {
-    /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end`
+    /// First record to read: an LSN (HISTORY/LSN to go on after what was written before), `first` (the first that has not been trimmed) or `end`
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
     /// Maximum number of records; 0 for all current records
@@ -142,7 +147,7 @@ pub struct ReadOptions {
                   tailwind-sidecar tail --wait --from first > records.txt\n\n\
                   Exit codes: 0 if the output is closed; 1 if something failed; 2 if the command line is invalid")]
 pub struct TailOptions {
-    /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
+    /// First record to read: an LSN (HISTORY/LSN to go on after what was written before), `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]
     from: Start,
     /// Output format.
@@ -157,18 +162,18 @@ pub struct TailOptions {
 pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = if options.anywhere { options.target.connect_to_any()? } else { options.target.connect()?.client };
-    let from =
-        if options.anywhere { options.from.lsn_anywhere(&mut client)? } else { options.from.lsn(client.welcome()) };
-    let mut next = from;
+    let mut next = match options.anywhere {
+        true => options.from.resolve_anywhere(&mut client)?,
+        false => options.from.resolve(client.welcome()),
+    };
     let mut copy = || -> anyhow::Result<()> {
-        let mut records = if options.anywhere {
-            client.read_anywhere(from, options.limit)?
-        } else {
-            client.read(from, options.limit)?
+        let mut records = match options.anywhere {
+            true => client.read_anywhere(next, options.limit)?,
+            false => client.read(next, options.limit)?,
         };
         while let Some((lsn, payload)) = records.next_record()? {
             out.write(lsn, payload).context(WRITE)?;
-            next = lsn.next();
+            next = (records.history(), lsn.next()).into();
         }
         Ok(())
     };
@@ -182,7 +187,7 @@ pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
 pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect()?.client;
-    let mut next = options.from.lsn(client.welcome());
+    let mut next = options.from.resolve(client.welcome());
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
     let copied = copy_tail(&mut client, &mut next, &mut out);
     out.flush().context(WRITE)?;
@@ -190,13 +195,13 @@ pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
 }
 
 /// Copies a tail from `next` on until it fails, or until nobody reads the output any more. `next` moves on with it.
-pub(super) fn copy_tail(client: &mut Client, next: &mut Lsn, out: &mut Output) -> anyhow::Result<()> {
+pub(super) fn copy_tail(client: &mut Client, next: &mut client::Start, out: &mut Output) -> anyhow::Result<()> {
     let mut tail = client.tail(*next)?;
     loop {
         match tail.next_event() {
             Ok(Some(Event::Record(lsn, payload))) => {
                 out.write(lsn, payload).context(WRITE)?;
-                *next = lsn.next();
+                *next = (tail.history(), lsn.next()).into();
             }
             // Nothing more for now: readers must not wait for the buffer to fill.
             Ok(Some(Event::CaughtUp { .. })) => out.flush().context(WRITE)?,
@@ -221,11 +226,14 @@ pub(super) fn is_abandoned() -> bool {
 }
 
 /// What a person needs to know after a failure.
-pub(super) fn go_on(written: u64, next: Lsn) -> String {
+pub(super) fn go_on(written: u64, client::Start { from, history }: client::Start) -> String {
     match written {
-        0 if next == Lsn(0) => "no record was read from the first one on".to_owned(),
-        0 => format!("no record was read from LSN {next} on"),
-        count => format!("written: {}, up to LSN {}; resume with --from {next}", counted(count, "record"), next.prev()),
+        0 if from == Lsn(0) => "no record was read from the first one on".to_owned(),
+        0 => format!("no record was read from LSN {from} on"),
+        count => {
+            let (records, next) = (counted(count, "record"), Start::Lsn(history, from));
+            format!("written: {records}, up to LSN {}; resume with --from {next}", from.prev())
+        }
     }
 }
 
@@ -237,16 +245,21 @@ mod tests {
     fn a_read_starts_at_an_lsn_or_at_either_end() {
         assert_eq!("first".parse(), Ok(Start::First));
         assert_eq!("end".parse(), Ok(Start::End));
-        assert_eq!("17".parse(), Ok(Start::Lsn(Lsn(17))));
-        for bad in ["0", "-1", "", "last", "1.5"] {
+        assert_eq!("17".parse(), Ok(Start::Lsn(History::UNKNOWN, Lsn(17))));
+        let resumed: Start = "1f2e3d4c00000001/17".parse().unwrap();
+        assert_eq!(resumed, Start::Lsn(History(0x1f2e_3d4c_0000_0001), Lsn(17)));
+        assert_eq!(resumed.to_string(), "1f2e3d4c00000001/17");
+        for bad in ["0", "-1", "", "last", "1.5", "1/17", "1f2e3d4c00000001/0", "1f2e3d4c00000001/end", "/1"] {
             assert!(bad.parse::<Start>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_failed_read_reports_where_to_resume() {
-        assert_eq!(go_on(0, Lsn(0)), "no record was read from the first one on");
-        assert_eq!(go_on(0, Lsn(5)), "no record was read from LSN 5 on");
-        assert_eq!(go_on(3, Lsn(8)), "written: 3 records, up to LSN 7; resume with --from 8");
+        assert_eq!(go_on(0, Lsn(0).into()), "no record was read from the first one on");
+        assert_eq!(go_on(0, Lsn(5).into()), "no record was read from LSN 5 on");
+        assert_eq!(go_on(3, Lsn(8).into()), "written: 3 records, up to LSN 7; resume with --from 8");
+        let resume = "written: 3 records, up to LSN 7; resume with --from 00000000000000ff/8";
+        assert_eq!(go_on(3, (History(255), Lsn(8)).into()), resume);
     }
 }

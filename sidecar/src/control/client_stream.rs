@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn};
-use tailwind_protocol::socket::{ErrorCode, RecordsFrames, Request, Response, decode_request};
+use tailwind_protocol::socket::{ErrorCode, RecordsFrames, Request, Response, VERSION_HISTORY, decode_request};
 use tokio::net::UnixStream;
 
 /// Bytes sent between two looks at what the client says: some of the frames of [`RecordsFrames`].
@@ -125,6 +126,14 @@ impl ClientStream {
     /// Sends an answer to the request.
     pub async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
         self.say(self.request, response).await
+    }
+
+    /// Tells it which history the records from here on belong to, if it is of a version that knows them.
+    pub async fn send_history(&mut self, History(history): History) -> Result<(), End> {
+        if self.version < VERSION_HISTORY {
+            return Ok(());
+        }
+        self.send(&Response::History { history }).await
     }
 
     /// Tells it that it has caught up, unless it knows: no record has been sent since.

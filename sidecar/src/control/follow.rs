@@ -25,7 +25,7 @@ use super::desired::READS_DISABLED;
 use super::follows::{FOLLOWS_MAX, Follows, Seat};
 use super::log::Term;
 use super::random_below;
-use super::reader::{AtEnd, Reader, was_cut};
+use super::reader::{AtEnd, Reader, parted};
 use super::sources::Sources;
 use super::visit::{Host, LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy};
 use crate::path::{beyond_the_end, trimmed};
@@ -146,6 +146,7 @@ impl Following<'_, '_> {
         loop {
             self.send_records().await?;
             self.carry_out().await?;
+            self.reader.tell_history().await?;
             self.tell().await?;
             self.set_alarm()?;
             let Following { machine, reader, visiting, calls, alarm, .. } = &mut self;
@@ -227,15 +228,7 @@ impl Following<'_, '_> {
                     let message = beyond_the_end(next.0, last.0).expect("the machine knows of no such record");
                     return Err(End::Refused(ErrorCode::BeyondEnd, message));
                 }
-                Output::Cut(last) => {
-                    return Err(End::Refused(ErrorCode::BeyondEnd, was_cut(self.reader.client.next(), last)));
-                }
-                Output::OtherLog(log) => {
-                    let message = format!(
-                        "the group was created again, with log {log}: what has been read is of another log; read from the beginning"
-                    );
-                    return Err(End::Refused(ErrorCode::BeyondEnd, message));
-                }
+                Output::Parted(why) => return Err(parted(self.reader.client.next(), why)),
                 Output::Connect(visit, log, member) => {
                     tracing::debug!(member = %member.id, ?visit, "visits a backup");
                     let host = Host::new(self.reader.context, log, member, self.seat.reader());

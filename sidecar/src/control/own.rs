@@ -39,7 +39,7 @@ async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::conv
     reader.client.listen().await?;
     let cuts = reader.context.log.cuts();
     check_term(reader, term)?;
-    reader.enter_history(&cuts)?;
+    reader.enter_log(term.log, &cuts).await?;
     loop {
         // The recovered log is acknowledged, also before the append path has heard of the term.
         let acked = term.last.max(Lsn(reader.context.shared.acked.load(Ordering::Acquire)));

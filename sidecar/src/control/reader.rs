@@ -8,8 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tailwind_protocol::config::{Cut, enter_history};
-use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::config::Cut;
+use tailwind_protocol::history::{History, Parted};
+use tailwind_protocol::ids::{Epoch, LogId, Lsn};
 use tailwind_protocol::layout::FIRST_LSN_MAX;
 use tailwind_protocol::socket::{ErrorCode, Role};
 use tokio::net::UnixStream;
@@ -18,7 +19,7 @@ use super::ahead::ReadAhead;
 use super::client_stream::{ClientStream, End};
 use super::{Context, PathHandle, follow, own};
 use crate::path::connection::{DetachedConnection, KnownRole};
-use crate::path::{Command, ReadKind};
+use crate::path::{Command, ReadKind, Start};
 
 /// Reads at once.
 pub const READERS_MAX: usize = 16;
@@ -27,8 +28,8 @@ pub const READERS_MAX: usize = 16;
 pub struct Wanted {
     /// The request's number.
     pub request: u64,
-    /// First record.
-    pub from: Lsn,
+    /// Where it begins.
+    pub start: Start,
     /// Up to where, and from where.
     pub kind: ReadKind,
 }
@@ -93,8 +94,10 @@ pub struct Reader<'a> {
     limit: u64,
     /// What comes after the last acknowledged record.
     pub at_end: AtEnd,
-    /// The history that what its client has been sent belongs to, once it is known.
-    pub history: Option<Epoch>,
+    /// The history that what its client has been sent belongs to.
+    pub history: History,
+    /// What its client has been told of it.
+    told: Option<History>,
     /// Segments on their way.
     pub ahead: ReadAhead,
 }
@@ -105,7 +108,7 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     let place = Place::take();
     let DetachedConnection { stream, ring, received, unsent, version, read_only, known } = detached;
     let Ok(stream) = UnixStream::from_std(stream) else { return };
-    let Wanted { request, from, kind } = wanted;
+    let Wanted { request, start: Start { from, history }, kind } = wanted;
     let (request_max, patience) = (context.rules.segment_size.record_size_max(), context.rules.client_timeout);
     let client = ClientStream::new(stream, received, version, request, from, request_max as usize, patience);
     let (limit, at_end, anywhere) = match kind {
@@ -114,7 +117,7 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     };
     let until = end_of(from, limit);
     let mut reader =
-        Reader { context: &context, client, until, limit, at_end, history: None, ahead: ReadAhead::default() };
+        Reader { context: &context, client, until, limit, at_end, history, told: None, ahead: ReadAhead::default() };
     let end = match (&place, reader.client.write(&unsent).await) {
         (_, Err(end)) => end,
         (None, Ok(())) => {
@@ -145,11 +148,29 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
 }
 
 /// Why a client that wants `next` gets nothing more.
-pub fn was_cut(next: Lsn, last: Lsn) -> String {
-    format!(
-        "cannot go on with LSN {next}: by an administrator's order the log was cut after LSN {last}, and what comes there now follows \
-         other records than those that were sent: begin anew"
-    )
+pub fn parted(next: Lsn, parted: Parted) -> End {
+    match parted {
+        Parted::Cut(last) => End::Refused(
+            ErrorCode::BeyondEnd,
+            format!(
+                "cannot go on with LSN {next}: by an administrator's order the log was cut after LSN {last}, and what comes there \
+                 now follows other records than those that were sent: begin anew"
+            ),
+        ),
+        Parted::OtherLog(log) => End::Refused(
+            ErrorCode::BeyondEnd,
+            format!(
+                "the group was created again, with log {log}: what has been read is of another log; read from the beginning"
+            ),
+        ),
+        Parted::NotKnown => End::Refused(
+            ErrorCode::Unavailable,
+            format!(
+                "cannot go on with LSN {next}: this sidecar does not know the history that the request names, in which the log has \
+                 been cut since; try again when it has read the config store"
+            ),
+        ),
+    }
 }
 
 /// The record before which a read ends: beyond any log if it has no limit. Where it begins with the first there is, that must be
@@ -167,13 +188,19 @@ impl Reader<'_> {
         }
     }
 
-    /// The log that is read from now on has been cut so. A client that has been sent what a cut has taken gets nothing more.
-    pub fn enter_history(&mut self, cuts: &[Cut]) -> Result<(), End> {
+    /// This log, which has been cut so, is read from now on. A client that has been sent what a cut has taken gets nothing more.
+    pub async fn enter_log(&mut self, log: LogId, cuts: &[Cut]) -> Result<(), End> {
         let next = self.client.next();
-        match enter_history(&mut self.history, cuts).filter(|last| next.prev() > *last) {
-            Some(last) => Err(End::Refused(ErrorCode::BeyondEnd, was_cut(next, last))),
-            None => Ok(()),
+        self.history.go_on(next, log, cuts).map_err(|why| parted(next, why))?;
+        self.tell_history().await
+    }
+
+    /// Tells the client which history it reads, if that is news.
+    pub async fn tell_history(&mut self) -> Result<(), End> {
+        if self.history != History::UNKNOWN && self.told.replace(self.history) != Some(self.history) {
+            self.client.send_history(self.history).await?;
         }
+        Ok(())
     }
 
     /// Reads the own log while this sidecar leads, and what members hold while it does not.

@@ -3,7 +3,8 @@
 use std::sync::atomic::AtomicU64;
 
 use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
-use tailwind_protocol::ids::{Epoch, SegmentId};
+use tailwind_protocol::history::History;
+use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::rpc::PositionReply;
@@ -109,8 +110,8 @@ pub enum ClientRequest {
         detached: DetachedConnection,
         /// The request's number.
         request: u64,
-        /// First record wanted.
-        from: u64,
+        /// Where it begins.
+        start: Start,
         /// Up to where, and from where.
         kind: ReadKind,
     },
@@ -118,6 +119,15 @@ pub enum ClientRequest {
     Status(ClientId, u64),
     /// A client asked for a position of the primary's log, which is not here.
     Position(ClientId, u64),
+}
+
+/// Where a read begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// First record wanted; 0 for the first that there is.
+    pub from: Lsn,
+    /// The history that what the client has read before it belongs to.
+    pub history: History,
 }
 
 /// What a client wants to read.

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 
+use tailwind_protocol::history::History;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE};
 use tailwind_protocol::primary::Input;
@@ -18,7 +19,7 @@ use super::options::frame_body_max;
 use super::pending::Asker;
 use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
-use super::{ClientId, ClientRequest, Path, ReadKind, RoleState};
+use super::{ClientId, ClientRequest, Path, ReadKind, RoleState, Start};
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +29,7 @@ enum Outcome {
     /// Not now: leave it where it is and come back in a later turn.
     Later,
     /// The reader takes the connection from here, after this frame.
-    HandOver { request: u64, from: u64, kind: ReadKind },
+    HandOver { request: u64, start: Start, kind: ReadKind },
 }
 
 /// The request and its client, which is out of its slot.
@@ -64,14 +65,14 @@ impl Path {
             match outcome {
                 Outcome::Later => break,
                 Outcome::Done => client.inbox.consume(size),
-                Outcome::HandOver { request, from, kind } => {
+                Outcome::HandOver { request, start, kind } => {
                     client.inbox.consume(size);
                     self.sleeper.forget(client.fd());
                     self.batch_memory.leave(client.id, &client.inbox);
                     self.clients.give_to_reader();
                     let detached = client.detach(self.known_role(), request);
                     // Control is gone only when the process ends.
-                    drop(self.control.requests.try_send(ClientRequest::Read { detached, request, from, kind }));
+                    drop(self.control.requests.try_send(ClientRequest::Read { detached, request, start, kind }));
                     return;
                 }
             }
@@ -163,11 +164,14 @@ impl Path {
             Request::Barrier => self.on_barrier(context),
             Request::Sync => self.on_sync(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),
-            Request::Read { from, limit, flags } => {
+            Request::Read { from, limit, flags, history } => {
                 let (tail, anywhere) = (flags & READ_TAIL != 0, flags & READ_ANYWHERE != 0);
-                self.on_read(context, *from, ReadKind::Read { limit: *limit, tail, anywhere })
+                let start = Start { from: Lsn(*from), history: History(*history) };
+                self.on_read(context, start, ReadKind::Read { limit: *limit, tail, anywhere })
             }
-            Request::Follow { from } => self.on_read(context, *from, ReadKind::Follow),
+            Request::Follow { from, history } => {
+                self.on_read(context, Start { from: Lsn(*from), history: History(*history) }, ReadKind::Follow)
+            }
             Request::Position => self.on_position(context),
             // Its read has ended by itself meanwhile; and this is awake.
             Request::Stop | Request::Wake => Outcome::Done,
@@ -404,7 +408,7 @@ impl Path {
         Outcome::Done
     }
 
-    fn on_read(&mut self, context: &mut RequestContext<'_>, from: u64, kind: ReadKind) -> Outcome {
+    fn on_read(&mut self, context: &mut RequestContext<'_>, start: Start, kind: ReadKind) -> Outcome {
         let leads = matches!(self.state, RoleState::Leading(_));
         if !leads && !kind.is_anywhere() {
             return self.not_primary(context);
@@ -415,7 +419,7 @@ impl Path {
         }
         if !leads {
             // Where the log begins and ends is not known here.
-            return Outcome::HandOver { request: context.request, from, kind };
+            return Outcome::HandOver { request: context.request, start, kind };
         }
         // The app may be one that died and has returned: it must see everything of its earlier self that will ever land.
         let after = match context.outbox.read_after {
@@ -429,18 +433,18 @@ impl Path {
             return Outcome::Later;
         }
         context.outbox.read_after = None;
-        if from == 0 && kind.is_anywhere() {
-            return Outcome::HandOver { request: context.request, from, kind };
+        if start.from == Lsn(0) && kind.is_anywhere() {
+            return Outcome::HandOver { request: context.request, start, kind };
         }
         let first = self.counters.first.load(Ordering::Relaxed);
         // Where the log ends only a primary may say: the reader proves first that this sidecar still is.
-        if let (0, Some(message)) = (from, beyond_the_end(from, 0)) {
+        if let (Lsn(0), Some(message)) = (start.from, beyond_the_end(0, 0)) {
             return self.refuse(context, ErrorCode::BeyondEnd, false, &message);
         }
-        if from < first {
-            return self.refuse(context, ErrorCode::Trimmed, false, &trimmed(Lsn(from), first));
+        if start.from < Lsn(first) {
+            return self.refuse(context, ErrorCode::Trimmed, false, &trimmed(start.from, first));
         }
-        Outcome::HandOver { request: context.request, from, kind }
+        Outcome::HandOver { request: context.request, start, kind }
     }
 }
 

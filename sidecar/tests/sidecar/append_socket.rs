@@ -14,7 +14,7 @@ use tailwind_protocol::socket::{
 };
 use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
 
-const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0 };
+const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0, history: 0 };
 
 fn append(payload: &[u8]) -> Request<'_> {
     Request::Append { payload }
@@ -461,18 +461,20 @@ fn hello(version_min: u16, version_max: u16, flags: u32) -> Request<'static> {
 #[test]
 fn the_newest_common_version_is_spoken() {
     let mut bench = Bench::new();
-    for (oldest, newest, expected) in [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 9, 2), (0, u16::MAX, 2)] {
+    for (oldest, newest, expected) in
+        [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 3, 3), (2, 9, 3), (0, u16::MAX, 3)]
+    {
         let mut client = bench.stranger();
         client.send(&[hello(oldest, newest, 0)]);
         let welcome = bench.hear(&mut client);
         assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {expected}, ")), "{welcome}");
     }
-    for (oldest, newest) in [(0, 0), (3, 3), (3, u16::MAX), (2, 1)] {
+    for (oldest, newest) in [(0, 0), (4, 4), (4, u16::MAX), (2, 1)] {
         let mut client = bench.stranger();
         client.send(&[hello(oldest, newest, 0)]);
         let refused = bench.hear(&mut client);
         assert!(refused.starts_with("Error { code: UnsupportedVersion, fatal: true"), "{refused}");
-        assert!(refused.contains("this sidecar supports versions 1 to 2"), "{refused}");
+        assert!(refused.contains("this sidecar supports versions 1 to 3"), "{refused}");
         assert_eq!(bench.hear(&mut client), "Closed");
     }
 }
@@ -481,7 +483,7 @@ fn the_newest_common_version_is_spoken() {
 #[test]
 fn version_1_knows_nothing_of_version_2() {
     let mut bench = Bench::new();
-    for (request, kind) in [(Request::Follow { from: 1 }, 10), (Request::Position, 11)] {
+    for (request, kind) in [(Request::Follow { from: 1, history: 0 }, 10), (Request::Position, 11)] {
         for mut client in [bench.client_of(1), bench.stranger()] {
             client.send(std::slice::from_ref(&request));
             let refused = bench.hear(&mut client);
@@ -493,7 +495,7 @@ fn version_1_knows_nothing_of_version_2() {
     bench.follow(2);
     bench.settle();
     let mut client = bench.client_of(1);
-    client.send(&[Request::Read { from: 1, limit: 0, flags: READ_ANYWHERE }]);
+    client.send(&[Request::Read { from: 1, limit: 0, flags: READ_ANYWHERE, history: 0 }]);
     let refused = bench.hear(&mut client);
     assert!(refused.starts_with("Error { code: NotPrimary, fatal: false"), "the flag is ignored: {refused}");
 }
@@ -568,7 +570,7 @@ fn refusals_say_what_to_do() {
         let answer = bench.hear(&mut client);
         assert!(answer.contains(words), "`{words}` is not in {answer}");
     };
-    let read = Request::Read { from: 0, limit: 0, flags: 0 };
+    let read = Request::Read { from: 0, limit: 0, flags: 0, history: 0 };
     ask(read, "cannot read from LSN 0: the first record of a log is LSN 1");
     ask(Request::Trim { below: 2 }, "cannot trim below LSN 2: no record has been acknowledged yet");
     ask(append(b"one"), "lsn: 1");

@@ -144,7 +144,7 @@ impl Peer {
 #[test]
 fn follow_ends_with_the_turn() {
     let sidecar = Sidecar::new(VERSION, |peer| {
-        let request = peer.expect(Request::Follow { from: 5 });
+        let request = peer.expect(Request::Follow { from: 5, history: 0 });
         peer.lag(request, 0, BEHIND_UNKNOWN, true);
         peer.records(request, 5, &["five", ""]);
         peer.send(request, Response::End { next: 7, tailing: true });
@@ -169,7 +169,7 @@ fn follow_ends_with_the_turn() {
 #[test]
 fn each_lag_is_reported_on_demand() {
     let sidecar = Sidecar::new(VERSION, |peer| {
-        let request = peer.expect(Request::Follow { from: 0 });
+        let request = peer.expect(Request::Follow { from: 0, history: 0 });
         peer.lag(request, 6, 1, false);
         peer.lag(request, 6, 2, false);
         peer.send(request, Response::Turn { epoch: 5, next: 1 });
@@ -185,14 +185,14 @@ fn follow_goes_on_through_turns() {
     let sidecar = Sidecar::new(VERSION, |peer| {
         let request = peer.expect(Request::Position);
         peer.send(request, Response::Position { epoch: 4, last: 9 });
-        let request = peer.expect(Request::Follow { from: 10 });
+        let request = peer.expect(Request::Follow { from: 10, history: 0 });
         peer.send(request, Response::Turn { epoch: 5, next: 10 });
-        let request = peer.expect(Request::Read { from: 10, limit: 0, flags: READ_TAIL });
+        let request = peer.expect(Request::Read { from: 10, limit: 0, flags: READ_TAIL, history: 0 });
         peer.records(request, 10, &["ten"]);
         let code = ErrorCode::NotPrimary;
         let (fatal, retry_after_ms) = (false, 0);
         peer.send(request, Response::Error { code, fatal, retry_after_ms, message: "no longer" });
-        let request = peer.expect(Request::Follow { from: 11 });
+        let request = peer.expect(Request::Follow { from: 11, history: 0 });
         peer.records(request, 11, &["eleven"]);
         let code = ErrorCode::ShuttingDown;
         peer.send(0, Response::Error { code, fatal: true, retry_after_ms, message: "this sidecar is ending" });
@@ -212,7 +212,7 @@ fn follow_goes_on_through_turns() {
 #[test]
 fn follow_ends_when_nobody_reads_its_output() {
     let sidecar = Sidecar::new(VERSION, |peer| {
-        let request = peer.expect(Request::Follow { from: 0 });
+        let request = peer.expect(Request::Follow { from: 0, history: 0 });
         peer.records(request, 1, &["one"]);
         peer.send(request, Response::End { next: 2, tailing: true });
         // Whoever hears of the lag all the time has no time-out in which to look.
@@ -236,7 +236,7 @@ fn follow_ends_when_nobody_reads_its_output() {
 #[test]
 fn read_anywhere_asks_a_standby() {
     let sidecar = Sidecar::new(VERSION, |peer| {
-        let request = peer.expect(Request::Read { from: 0, limit: 2, flags: READ_ANYWHERE });
+        let request = peer.expect(Request::Read { from: 0, limit: 2, flags: READ_ANYWHERE, history: 0 });
         peer.records(request, 1, &["one", "two"]);
         peer.send(request, Response::End { next: 3, tailing: false });
     });
@@ -247,8 +247,10 @@ fn read_anywhere_asks_a_standby() {
 /// `first` is not an LSN: what was written is counted.
 #[test]
 fn a_failure_reports_how_many_records_were_written() {
-    let read = Request::Read { from: 0, limit: 0, flags: READ_ANYWHERE };
-    for (args, requested) in [(&["follow"][..], Request::Follow { from: 0 }), (&["read", "--anywhere"], read)] {
+    let read = Request::Read { from: 0, limit: 0, flags: READ_ANYWHERE, history: 0 };
+    for (args, requested) in
+        [(&["follow"][..], Request::Follow { from: 0, history: 0 }), (&["read", "--anywhere"], read)]
+    {
         for (first, words) in [
             (Some(1), "written: 5 records, up to LSN 5; resume with --from 6"),
             (Some(1000), "written: 5 records, up to LSN 1004; resume with --from 1005"),
@@ -334,7 +336,7 @@ fn follow_waits_for_a_sidecar() {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut peer = Peer { stream, received: Vec::new() };
     peer.welcome(VERSION);
-    let request = peer.expect(Request::Follow { from: 0 });
+    let request = peer.expect(Request::Follow { from: 0, history: 0 });
     peer.send(request, Response::Turn { epoch: 5, next: 1 });
     let ended = Ended::from(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(0), "{ended:?}");

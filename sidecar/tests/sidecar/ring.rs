@@ -14,7 +14,7 @@ use tailwind_protocol::scan::{ScanReport, StopReason};
 use tailwind_protocol::socket::{HELLO_RING, Request, VERSION, WAKE_SIDECAR_FRAME, append_header, encode_batch};
 use tailwind_sidecar::path::{ClientRequest, Command, Options};
 
-const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0 };
+const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0, history: 0 };
 /// Where the tail of the requests and the head of the answers lie in the ring's file.
 const REQUESTS_TAIL: u64 = 128;
 const ANSWERS_HEAD: u64 = 768;

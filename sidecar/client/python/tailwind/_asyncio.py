@@ -118,29 +118,30 @@ class AsyncClient(Connection):
 
     # Reading and the rest.
 
-    def read(self, first: int, limit: int = 0) -> AsyncReading[Record]:
-        """Yields acknowledged records from an LSN on: all there are now, or as many as `limit`.
+    def read(self, first: int, limit: int = 0, history: int = 0) -> AsyncReading[Record]:
+        """Yields acknowledged records from an LSN on: all there are now, or as many as `limit`. `history`: in which the app has read
+        the records before; then `BeyondEnd` if the log was cut and lacks one of them.
 
         Raises `NotPrimary`, `Trimmed`, `BeyondEnd`, `Retry` or `Disconnected`, as its first event or later."""
         self._check()
-        return AsyncReading(self, self._session.read("read", first, limit, 0))
+        return AsyncReading(self, self._session.read("read", first, limit, 0, history))
 
-    def read_anywhere(self, first: int = 0, limit: int = 0) -> AsyncReading[Record]:
+    def read_anywhere(self, first: int = 0, limit: int = 0, history: int = 0) -> AsyncReading[Record]:
         """As `read`, in any role of the sidecar, and with 0 from the first record that there is. Off the primary, what was
         acknowledged last may be missing."""
         self._check()
-        return AsyncReading(self, self._session.read("read", first, limit, frames.ANYWHERE))
+        return AsyncReading(self, self._session.read("read", first, limit, frames.ANYWHERE, history))
 
-    def tail(self, first: int) -> AsyncReading[TailEvent]:
+    def tail(self, first: int, history: int = 0) -> AsyncReading[TailEvent]:
         """As `read`, then continues with new records; yields `CaughtUp` whenever it has caught up."""
         self._check()
-        return AsyncReading(self, self._session.read("tail", first, 0, frames.TAIL))
+        return AsyncReading(self, self._session.read("tail", first, 0, frames.TAIL, history))
 
-    def follow(self, first: int = 0) -> AsyncReading[FollowEvent]:
+    def follow(self, first: int = 0, history: int = 0) -> AsyncReading[FollowEvent]:
         """As `tail`, in any role of the sidecar, and with 0 from the first record that there is. Yields a `Lag` at most twice a
         second; ends with `Turn` when this sidecar is primary and every record has been seen. Append then."""
         self._check()
-        return AsyncReading(self, self._session.follow(first))
+        return AsyncReading(self, self._session.follow(first, history))
 
     async def position(self) -> Position:
         """A position of the primary's log, taken after the call began and asked through any sidecar. Raises `Retry` if the primary
@@ -316,6 +317,11 @@ class AsyncReading(Generic[E]):
 
     def __init__(self, client: AsyncClient, reading: SessionReading) -> None:
         self._client, self._reading = client, reading
+
+    @property
+    def history(self) -> int:
+        """The history of the records that were yielded, 0 if unknown: name it to go on behind them later."""
+        return self._reading.history
 
     def __aiter__(self) -> AsyncReading[E]:
         return self

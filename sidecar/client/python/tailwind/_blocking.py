@@ -118,25 +118,26 @@ class Client(Connection):
 
     # Reading and the rest.
 
-    def read(self, first: int, limit: int = 0) -> Reading[Record]:
-        """Yields acknowledged records from an LSN on: all there are now, or as many as `limit`.
+    def read(self, first: int, limit: int = 0, history: int = 0) -> Reading[Record]:
+        """Yields acknowledged records from an LSN on: all there are now, or as many as `limit`. `history`: in which the app has read
+        the records before; then `BeyondEnd` if the log was cut and lacks one of them.
 
         Raises `NotPrimary`, `Trimmed`, `BeyondEnd`, `Retry` or `Disconnected`, as its first event or later."""
-        return Reading(self, self._session.read("read", first, limit, 0))
+        return Reading(self, self._session.read("read", first, limit, 0, history))
 
-    def read_anywhere(self, first: int = 0, limit: int = 0) -> Reading[Record]:
+    def read_anywhere(self, first: int = 0, limit: int = 0, history: int = 0) -> Reading[Record]:
         """As `read`, in any role of the sidecar, and with 0 from the first record that there is. Off the primary, what was
         acknowledged last may be missing."""
-        return Reading(self, self._session.read("read", first, limit, frames.ANYWHERE))
+        return Reading(self, self._session.read("read", first, limit, frames.ANYWHERE, history))
 
-    def tail(self, first: int) -> Reading[TailEvent]:
+    def tail(self, first: int, history: int = 0) -> Reading[TailEvent]:
         """As `read`, then continues with new records; yields `CaughtUp` whenever it has caught up."""
-        return Reading(self, self._session.read("tail", first, 0, frames.TAIL))
+        return Reading(self, self._session.read("tail", first, 0, frames.TAIL, history))
 
-    def follow(self, first: int = 0) -> Reading[FollowEvent]:
+    def follow(self, first: int = 0, history: int = 0) -> Reading[FollowEvent]:
         """As `tail`, in any role of the sidecar, and with 0 from the first record that there is. Yields a `Lag` at most twice a
         second; ends with `Turn` when this sidecar is primary and every record has been seen. Append then."""
-        return Reading(self, self._session.follow(first))
+        return Reading(self, self._session.follow(first, history))
 
     def position(self) -> Position:
         """A position of the primary's log, taken after the call began and asked through any sidecar. Raises `Retry` if the primary
@@ -217,6 +218,11 @@ class Reading(Generic[E]):
 
     def __init__(self, client: Client, reading: SessionReading) -> None:
         self._client, self._reading = client, reading
+
+    @property
+    def history(self) -> int:
+        """The history of the records that were yielded, 0 if unknown: name it to go on behind them later."""
+        return self._reading.history
 
     def __iter__(self) -> Reading[E]:
         return self

@@ -8,15 +8,17 @@ from typing import List, Optional, Sequence
 from .errors import ErrorCode
 from .types import Record, Role, Welcome
 
-VERSION_MIN, VERSION = 1, 2
+VERSION_MIN, VERSION = 1, 3
 VERSION_FOLLOW = 2
 """Since this version sidecars know `FOLLOW`, `POSITION` and the flag `ANYWHERE`."""
+VERSION_HISTORY = 3
+"""Since this version sidecars know `HISTORY`."""
 BODY_SIZE_MAX = 32 << 20
 
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
 FOLLOW, POSITION, SYNC = 10, 11, 16
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
-TURN, LAG, LOG_POSITION, SYNCED = 139, 140, 141, 143
+TURN, LAG, LOG_POSITION, HISTORY, SYNCED = range(139, 144)
 
 HOLD = 1
 """Flag of `HELLO`: be welcomed only once the sidecar is primary."""
@@ -55,14 +57,14 @@ def batch(records: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def read(first: int, limit: int, flags: int) -> bytes:
+def read(first: int, limit: int, flags: int, history: int) -> bytes:
     """Body of a `READ`."""
-    return _READ.pack(first, limit, flags, 0)
+    return _READ.pack(first, limit, flags, 0) + (U64.pack(history) if history else b"")
 
 
-def follow(first: int) -> bytes:
+def follow(first: int, history: int) -> bytes:
     """Body of a `FOLLOW`."""
-    return TWO_U64.pack(first, 0)
+    return TWO_U64.pack(first, history)
 
 
 def parse_welcome(body: bytes) -> Welcome:

@@ -34,8 +34,9 @@ _REPLIES = {
 class Reading:
     """What has come of a read, tail or follow. It begins with `Session.start`."""
 
-    def __init__(self, what: str, kind: int, body: bytes, first: int) -> None:
+    def __init__(self, what: str, kind: int, body: bytes, first: int, history: int) -> None:
         self.what, self.kind, self.body = what, kind, body
+        self.history = history  # of the records that have arrived
         self.next = first  # LSN of the next record to arrive; 0 until the first one has told
         self.request = 0  # 0: not asked for yet
         self.events: Deque[FollowEvent] = collections.deque()
@@ -150,20 +151,26 @@ class Session:
         else:
             self.answers.pop(number, None)
 
-    def read(self, what: str, first: int, limit: int, flags: int) -> Reading:
+    def read(self, what: str, first: int, limit: int, flags: int, history: int) -> Reading:
         """A read or tail that can be started."""
         first, limit = _number("LSN", first), _number("limit", limit)
         if flags & frames.ANYWHERE:
             self.check_version("a read anywhere")
         else:
             first = max(first, 1)
-        return Reading(what, frames.READ, frames.read(first, limit, flags), first)
+        body = frames.read(first, limit, flags, self._to_name(history))
+        return Reading(what, frames.READ, body, first, history)
 
-    def follow(self, first: int) -> Reading:
+    def follow(self, first: int, history: int) -> Reading:
         """A follow that can be started."""
         self.check_version("a follow")
         first = _number("LSN", first)
-        return Reading("follow", frames.FOLLOW, frames.follow(first), first)
+        return Reading("follow", frames.FOLLOW, frames.follow(first, self._to_name(history)), first, history)
+
+    def _to_name(self, history: int) -> int:
+        """The history to name in a request: none to a sidecar that does not know them."""
+        history = _number("history", history)
+        return history if self.limits.version >= frames.VERSION_HISTORY else 0
 
     def start(self, reading: Reading) -> None:
         """Asks for it."""
@@ -267,7 +274,7 @@ class Session:
     # What the sidecar says.
 
     def _on_frame(self, kind: int, flags: int, request: int, body: bytes) -> None:
-        if kind in (frames.RECORDS, frames.END, frames.LAG, frames.TURN):
+        if kind in (frames.RECORDS, frames.END, frames.LAG, frames.TURN, frames.HISTORY):
             self._on_reading(self._running(request), kind, flags, body)
         elif kind == frames.ERROR:
             self._on_error(request, frames.ParsedError(body))
@@ -334,6 +341,8 @@ class Session:
         if kind == frames.RECORDS:
             if not reading.stopping:
                 self._on_records(reading, body)
+        elif kind == frames.HISTORY:
+            reading.history = frames.U64.unpack(body)[0]
         elif kind == frames.LAG:
             acked, behind, is_stale = frames.LAG_BODY.unpack(body)
             if not reading.stopping:

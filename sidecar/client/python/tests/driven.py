@@ -14,9 +14,9 @@ class DrivenClient:
         self._client = AsyncClient(path, hold)
         self._run(self._client.__aenter__)
 
-    def _run(self, call, *arguments):
+    def _run(self, call, *given, **named):
         async def run():
-            value = call(*arguments)
+            value = call(*given, **named)
             return await value if inspect.iscoroutine(value) else value
 
         value = self._loop.run_until_complete(run())
@@ -24,7 +24,7 @@ class DrivenClient:
 
     def __getattr__(self, name):
         value = getattr(self._client, name)
-        return (lambda *arguments: self._run(value, *arguments)) if callable(value) else value
+        return (lambda *given, **named: self._run(value, *given, **named)) if callable(value) else value
 
     def wait(self, ticket):
         async def wait():
@@ -54,6 +54,10 @@ class DrivenReading:
             return self._client._run(self._reading.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
+
+    @property
+    def history(self):
+        return self._reading.history
 
     def close(self):
         self._client._run(self._reading.aclose)

@@ -11,7 +11,7 @@ HEADER = struct.Struct("<IBBHQ")
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
 FOLLOW, POSITION, SYNC = 10, 11, 16
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
-TURN, LAG, LOG_POSITION, SYNCED = 139, 140, 141, 143
+TURN, LAG, LOG_POSITION, HISTORY, SYNCED = range(139, 144)
 (BAD_FRAME, UNSUPPORTED_VERSION, NOT_PRIMARY, TOO_LARGE, GONE, BEYOND_END, NOT_ALLOWED, UNKNOWN_OUTCOME, READING, BUSY,
  SHUTTING_DOWN, UNAVAILABLE) = range(1, 13)
 PRIMARY, STANDBY, RECOVERING, READER = range(1, 5)
@@ -106,7 +106,7 @@ class Peer:
 
     def welcome(self, hold=False, **fields):
         """Takes the hello and sends the welcome."""
-        request = self.expect(HELLO, b"TWAPPEND" + struct.pack("<HHI", 1, 2, hold))
+        request = self.expect(HELLO, b"TWAPPEND" + struct.pack("<HHI", 1, 3, hold))
         self.send(WELCOME, request, welcome(**fields))
         return self
 
@@ -132,6 +132,9 @@ class Peer:
     def turn(self, request, epoch, lsn):
         self.send(TURN, request, struct.pack("<QQ", epoch, lsn))
 
+    def history(self, request, history):
+        self.send(HISTORY, request, struct.pack("<Q", history))
+
     def role(self, role, primary, epoch=4, last=9):
         self.send(ROLE, 0, struct.pack("<B7xQQ", role, epoch, last) + primary.encode())
 
@@ -140,17 +143,17 @@ def frame(kind, request, body=b"", flags=0):
     return HEADER.pack(len(body), kind, flags, 0, request) + body
 
 
-def welcome(version=2, role=PRIMARY, record_size_max=1 << 20, batch_size_max=4 << 20, batch_records_max=65_536,
+def welcome(version=3, role=PRIMARY, record_size_max=1 << 20, batch_size_max=4 << 20, batch_records_max=65_536,
             inflight_max=1000, epoch=3, first=1, last=9, primary="db-0"):
     limits = record_size_max, batch_size_max, batch_records_max, inflight_max, 32, 8
     return struct.pack("<HBBIIIIHHQQQ", version, role, 0, *limits, epoch, first, last) + primary.encode()
 
 
-def read(first, limit=0, flags=0):
+def read(first, limit=0, flags=0, history=None):
     """Body of a `Read`."""
-    return struct.pack("<QQII", first, limit, flags, 0)
+    return struct.pack("<QQII", first, limit, flags, 0) + (b"" if history is None else struct.pack("<Q", history))
 
 
-def follow(first):
+def follow(first, history=0):
     """Body of a `Follow`."""
-    return struct.pack("<QQ", first, 0)
+    return struct.pack("<QQ", first, history)

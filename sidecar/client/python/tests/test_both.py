@@ -175,6 +175,37 @@ class Reading(unittest.TestCase):
             self.assertEqual(list(client.read_anywhere()), [(7, b"seven")])
 
     @with_both
+    def test_a_position_is_a_history_and_an_lsn(self, connect):
+        def script(peer):
+            peer.welcome()
+            request = peer.expect(fake.READ, fake.read(1, 0, 0))
+            peer.history(request, 31)
+            peer.records(request, 1, b"one")
+            peer.end(request, 2)
+            request = peer.expect(fake.READ, fake.read(2, 1, 0, 31))
+            peer.history(request, 32)
+            peer.records(request, 2, b"two")
+            peer.end(request, 3)
+            request = peer.expect(fake.FOLLOW, fake.follow(3, 32))
+            peer.error(request, fake.BEYOND_END)
+            peer.expect_end()
+            peer.accept().welcome(version=2)
+            request = peer.expect(fake.READ, fake.read(3))
+            peer.end(request, 3)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            with connect(sidecar.path) as client:
+                read = client.read(1)
+                self.assertEqual((read.history, list(read), read.history), (0, [(1, b"one")], 31))
+                read = client.read(2, 1, history=read.history)
+                self.assertEqual((list(read), read.history), ([(2, b"two")], 32))
+                with self.assertRaises(BeyondEnd):
+                    next(client.follow(3, read.history))
+            with connect(sidecar.path) as client:  # of an earlier release
+                self.assertEqual(list(client.read(3, history=32)), [])
+
+    @with_both
     def test_a_tail_continues_until_it_is_closed(self, connect):
         def script(peer):
             peer.welcome()
@@ -465,7 +496,7 @@ class Errors(unittest.TestCase):
 
     @with_both
     def test_a_welcome_that_cannot_be(self, connect):
-        for fields, what in (({"version": 3}, "version 3 was not offered"), ({"role": 5}, "5 is not a valid Role"),
+        for fields, what in (({"version": 4}, "version 4 was not offered"), ({"role": 5}, "5 is not a valid Role"),
                              ({"inflight_max": 0}, "no append may be in flight")):
             with Sidecar(lambda peer: peer.welcome(**fields)) as sidecar:
                 with self.assertRaisesRegex(ProtocolError, what):

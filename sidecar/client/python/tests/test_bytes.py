@@ -35,7 +35,7 @@ class Bytes(unittest.TestCase):
         self.assertEqual(session.outbox, said["hello"])
         clear()
         session.feed(said["welcome"])
-        self.assertEqual((session.welcome.version, session.role, session.welcome.inflight_max), (2, Role.PRIMARY, 4096))
+        self.assertEqual((session.welcome.version, session.role, session.welcome.inflight_max), (3, Role.PRIMARY, 4096))
         self.assertEqual(session.welcome.batch_size([5]), 8 + 32 + 8)
         self.assertEqual(session.submit(frames.APPEND, session.record(b"hello")), 2)
         self.assertEqual(session.outbox, said["append"])
@@ -47,7 +47,7 @@ class Bytes(unittest.TestCase):
         session.feed(said["batch ack"])
         self.assertEqual(session.answers.pop(3), 12)
         clear()
-        tail = session.read("tail", 11, 0, frames.TAIL)
+        tail = session.read("tail", 11, 0, frames.TAIL, 0)
         session.start(tail)
         self.assertEqual(session.outbox, said["read"])
         session.feed(said["records"] + said["caught up"])
@@ -64,14 +64,16 @@ class Bytes(unittest.TestCase):
         session.feed(said["error"])
         self.assertIn("appends go to db-1", str(session.answers.pop(5)))
         clear(3)
-        follow = session.follow(13)
+        follow = session.follow(13, 0x1F2E3D4C_00000001)
         session.start(follow)
         self.assertEqual(session.outbox, said["follow"])
-        follow.next = 16
+        follow.next, follow.history = 16, 0
+        session.feed(said["history"])
+        self.assertEqual(follow.history, 0x1F2E3D4C_00000001)
         session.feed(said["lag"] + said["stale lag"] + said["turn"])
         self.assertEqual(list(follow.events), [Lag(14, 0.002, False), Lag(14, 0.64, True), Turn(5, 16)])
         clear(2)
-        reading = session.read("read", 11, 100, frames.ANYWHERE)
+        reading = session.read("read", 11, 100, frames.ANYWHERE, 0)
         session.start(reading)
         self.assertEqual(session.outbox, said["read anywhere"])
         session.reading = None
@@ -99,11 +101,12 @@ class Bytes(unittest.TestCase):
         peer.end(4, 13)
         peer.role(fake.STANDBY, "db-1", epoch=4, last=12)
         peer.error(5, fake.NOT_PRIMARY, "not the primary; appends go to db-1")
+        peer.history(3, 0x1F2E3D4C_00000001)
         peer.lag(3, 14, 2, 0)
         peer.turn(3, 5, 16)
         peer.send(fake.LOG_POSITION, 2, struct.pack("<QQ", 5, 17))
         peer.send(fake.WELCOME, 1, fake.welcome(inflight_max=4096))
-        names = ["ack", "records", "caught up", "end", "role", "error", "lag", "turn", "log position", "welcome"]
+        names = ["ack", "records", "caught up", "end", "role", "error", "history", "lag", "turn", "log position", "welcome"]
         self.assertEqual(sent, [said[name] for name in names])
 
 

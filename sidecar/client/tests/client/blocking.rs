@@ -6,7 +6,7 @@ use crate::fake::{Peer, Server, WELCOME, sidecar, sidecar_with_ring, with_backpr
 use rustix::event::{PollFd, PollFlags, poll};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Epoch, Error, Event, FollowEvent, Lsn, Options, PassedBarrier, Position, Role};
-use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Welcome};
+use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, VERSION, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
 
@@ -267,7 +267,7 @@ fn refused_hello_gives_the_reason() {
     assert!(matches!(error, Error::Retry { .. }), "{error}");
     let error = refused_hello(|_| {});
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
-    for version in [0, 3] {
+    for version in [0, VERSION + 1] {
         let error = refused_hello(move |peer| peer.send(1, Response::Welcome(Welcome { version, ..WELCOME })));
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
     }
@@ -283,7 +283,7 @@ fn refused_hello_gives_the_reason() {
 #[test]
 fn timeout_bounds_hold() {
     let server = Server::new(|mut peer| {
-        peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: HELLO_HOLD | HELLO_RING });
+        peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: HELLO_HOLD | HELLO_RING });
         assert!(peer.next(|_, _| ()).is_none());
     });
     let options = Options { hold: true, timeout: Some(Duration::from_millis(20)), ..Options::default() };
@@ -312,7 +312,7 @@ fn disconnect_preserves_earlier_answers() {
 #[test]
 fn failed_read_ends_its_iterator() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0, history: 0 });
         peer.records(request, 1, &["a"]);
     });
     let records: Vec<_> = client.read(Lsn(1), 0).unwrap().collect();
@@ -343,7 +343,7 @@ fn protocol_violations_end_the_connection() {
 #[test]
 fn gap_in_a_read_is_a_violation() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0, history: 0 });
         peer.records(request, 1, &["a", "b"]);
         peer.records(request, 4, &["d"]);
     });
@@ -370,7 +370,7 @@ fn limits_are_checked_before_sending() {
 #[test]
 fn client_is_usable_after_a_dropped_read() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL });
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL, history: 0 });
         peer.records(request, 1, &["a", "b", "c"]);
         peer.records(request, 4, &["d"]);
         assert_eq!(peer.expect(Request::Stop), request);
@@ -378,7 +378,7 @@ fn client_is_usable_after_a_dropped_read() {
         peer.records(request, 5, &["e"]);
         peer.end(request, 6, false);
         // The end of the second read crosses with its stop, which a sidecar may even answer.
-        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0, history: 0 });
         peer.records(request, 1, &["a"]);
         peer.end(request, 2, false);
         assert_eq!(peer.expect(Request::Stop), request);
@@ -400,7 +400,7 @@ fn client_is_usable_after_a_dropped_read() {
 fn acks_arrive_during_a_read() {
     let (mut client, server) = connect(|peer| {
         let append = peer.expect(APPEND);
-        let read = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL });
+        let read = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL, history: 0 });
         peer.records(read, 1, &["a"]);
         peer.send(append, Response::Ack { lsn: 2 });
         peer.end(read, 2, true);
@@ -456,7 +456,7 @@ fn spinning_gives_the_same_results() {
 #[test]
 fn a_client_may_do_without_a_ring() {
     let server = Server::new(|mut peer| {
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: 0 });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: 0 });
         peer.send(request, Response::Welcome(WELCOME));
     });
     let options = Options { socket_only: true, ..Options::default() };
@@ -486,10 +486,10 @@ fn answers_in_the_ring_survive_their_sidecar() {
 #[test]
 fn a_ring_that_cannot_be_mapped_is_done_without() {
     let server = Server::new(|mut peer| {
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: HELLO_RING });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: HELLO_RING });
         peer.send(request, Response::Welcome(Welcome { ring: true, ..WELCOME }));
         let mut peer = peer.next_connection();
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: 0 });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: 0 });
         peer.send(request, Response::Welcome(WELCOME));
         let request = peer.expect(APPEND);
         peer.send(request, Response::Ack { lsn: 10 });

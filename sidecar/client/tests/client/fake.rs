@@ -210,7 +210,7 @@ impl Peer {
     fn hello(&mut self) -> u64 {
         let take = |request, frame: Request<'_>| {
             assert!(
-                matches!(frame, Request::Hello { version_min: 1, version_max: 2, flags: 0 | HELLO_RING }),
+                matches!(frame, Request::Hello { version_min: 1, version_max: 3, flags: 0 | HELLO_RING }),
                 "{frame:?}"
             );
             request
@@ -251,8 +251,10 @@ fn serve(mut peer: Peer) {
         let requested = match frame {
             Request::Append { payload } => OwnedRequest::Append(vec![payload.to_vec()]),
             Request::Batch(batch) => OwnedRequest::Append(batch.iter().map(<[u8]>::to_vec).collect()),
-            Request::Read { from, limit, flags } => OwnedRequest::Read { from, limit, tail: flags & READ_TAIL != 0 },
-            Request::Follow { from } => OwnedRequest::Follow { from },
+            Request::Read { from, limit, flags, .. } => {
+                OwnedRequest::Read { from, limit, tail: flags & READ_TAIL != 0 }
+            }
+            Request::Follow { from, .. } => OwnedRequest::Follow { from },
             Request::Position => OwnedRequest::Position,
             Request::Stop => OwnedRequest::Stop,
             Request::Barrier => OwnedRequest::Barrier,

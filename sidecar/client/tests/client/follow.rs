@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Epoch, Error, FollowEvent, Lsn, Options, Position, Role};
+use tailwind_client::{Epoch, Error, FollowEvent, History, Lsn, Options, Position, Role};
 use tailwind_protocol::socket::{BEHIND_UNKNOWN, ErrorCode, READ_ANYWHERE, Request, Response, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
@@ -28,7 +28,7 @@ fn lag(peer: &mut Peer, request: u64, acked: u64, behind_ms: u32, stale: bool) {
 #[test]
 fn a_follow_ends_with_the_turn() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Follow { from: 5 });
+        let request = peer.expect(Request::Follow { from: 5, history: 0 });
         lag(peer, request, 0, BEHIND_UNKNOWN, true);
         peer.records(request, 5, &["five", "six"]);
         peer.end(request, 7, true);
@@ -57,10 +57,65 @@ fn a_follow_ends_with_the_turn() {
     server.join();
 }
 
+/// What is read belongs to a history, which the next request names, by whatever way it reads on.
+#[test]
+fn a_position_is_a_history_and_an_lsn() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(Request::Follow { from: 5, history: 0 });
+        peer.send(request, Response::History { history: 31 });
+        peer.records(request, 5, &["five"]);
+        peer.send(request, Response::History { history: 32 });
+        peer.records(request, 6, &["six"]);
+        assert_eq!(peer.expect(Request::Stop), request);
+        peer.end(request, 7, false);
+        let request = peer.expect(Request::Read { from: 7, limit: 1, flags: 0, history: 32 });
+        peer.send(request, Response::History { history: 33 });
+        peer.records(request, 7, &["seven"]);
+        peer.end(request, 8, false);
+        let request = peer.expect(Request::Follow { from: 8, history: 33 });
+        peer.refuse(request, ErrorCode::BeyondEnd, "the log was cut after LSN 6");
+    });
+    let mut follow = client.follow(Lsn(5)).unwrap();
+    assert_eq!(follow.history(), History::UNKNOWN);
+    assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Record(Lsn(5), b"five")));
+    assert_eq!(follow.history(), History(31));
+    assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Record(Lsn(6), b"six")));
+    let position = (follow.history(), follow.next_lsn());
+    assert_eq!(position, (History(32), Lsn(7)));
+    follow.stop().unwrap();
+    let mut records = client.read(position, 1).unwrap();
+    assert_eq!(records.next_record().unwrap(), Some((Lsn(7), &b"seven"[..])));
+    assert_eq!(records.next_record().unwrap(), None);
+    let history = records.history();
+    drop(records);
+    let error = client.follow((history, Lsn(8))).unwrap().next_event().unwrap_err();
+    assert!(matches!(error, Error::Refused { code: ErrorCode::BeyondEnd, .. }), "{error:?}");
+    server.join();
+}
+
+/// A sidecar of an earlier release would take a history for a mistake.
+#[test]
+fn a_history_is_not_named_to_a_sidecar_that_knows_none() {
+    let server = Server::new(|mut peer| {
+        peer.welcome_with(Welcome { version: 2, ..STANDBY });
+        let request = peer.expect(Request::Read { from: 5, limit: 0, flags: 0, history: 0 });
+        peer.end(request, 5, false);
+        let request = peer.expect(Request::Follow { from: 5, history: 0 });
+        peer.send(request, Response::Turn { epoch: 5, next: 5 });
+    });
+    let mut client = Client::connect(server.path()).unwrap();
+    let position = (History(31), Lsn(5));
+    assert_eq!(client.read(position, 0).unwrap().next_record().unwrap(), None);
+    let mut follow = client.follow(position).unwrap();
+    assert!(matches!(follow.next_event().unwrap(), Some(FollowEvent::Turn { .. })));
+    assert_eq!(follow.history(), History(31));
+    server.join();
+}
+
 #[test]
 fn a_turn_keeps_what_a_role_frame_has_told() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Follow { from: 0 });
+        let request = peer.expect(Request::Follow { from: 0, history: 0 });
         peer.send(0, Response::Role { role: Role::Primary, epoch: 5, last: 0, primary: "db-0" });
         peer.send(request, Response::Turn { epoch: 5, next: 1 });
     });
@@ -78,7 +133,7 @@ fn a_turn_that_a_later_role_overtakes_does_not_undo_it() {
     for lost in [4, 5] {
         let server = Server::new(move |mut peer| {
             peer.hand_ring_with(STANDBY);
-            let request = peer.expect(Request::Follow { from: 1 });
+            let request = peer.expect(Request::Follow { from: 1, history: 0 });
             peer.send(0, Response::Role { role: Role::Standby, epoch: 5, last: 1, primary: "db-2" });
             peer.records(request, 1, &["one"]);
             peer.send(request, Response::Turn { epoch: lost, next: 2 });
@@ -103,7 +158,7 @@ fn a_turn_that_a_later_role_overtakes_does_not_undo_it() {
 #[test]
 fn a_stopped_follow_leaves_the_client_usable() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Follow { from: 5 });
+        let request = peer.expect(Request::Follow { from: 5, history: 0 });
         peer.records(request, 5, &["five"]);
         assert_eq!(peer.expect(Request::Stop), request);
         peer.records(request, 6, &["six"]);
@@ -111,7 +166,7 @@ fn a_stopped_follow_leaves_the_client_usable() {
         peer.end(request, 7, true);
         peer.end(request, 7, false);
 
-        let request = peer.expect(Request::Follow { from: 6 });
+        let request = peer.expect(Request::Follow { from: 6, history: 0 });
         peer.records(request, 6, &["six"]);
         assert_eq!(peer.expect(Request::Stop), request);
         peer.records(request, 7, &["seven"]);
@@ -134,9 +189,9 @@ fn a_stopped_follow_leaves_the_client_usable() {
 #[test]
 fn an_error_ends_a_follow() {
     let (mut client, server) = connect(|peer| {
-        let request = peer.expect(Request::Follow { from: 5 });
+        let request = peer.expect(Request::Follow { from: 5, history: 0 });
         peer.refuse(request, ErrorCode::Trimmed, "the log begins at LSN 9");
-        let request = peer.expect(Request::Follow { from: 9 });
+        let request = peer.expect(Request::Follow { from: 9, history: 0 });
         peer.records(request, 9, &["nine"]);
         peer.refuse(request, ErrorCode::Busy, "16 reads are running");
         let request = peer.expect(APPEND);
@@ -176,7 +231,7 @@ fn a_turn_that_leaves_a_gap_is_a_violation() {
     ];
     for (violate, words) in violations {
         let (mut client, server) = connect(move |peer| {
-            let request = peer.expect(Request::Follow { from: 5 });
+            let request = peer.expect(Request::Follow { from: 5, history: 0 });
             peer.records(request, 5, &["five"]);
             violate(peer, request);
         });
@@ -196,7 +251,7 @@ fn a_read_has_no_lag_and_no_turn() {
     let frames = [Response::Lag { acked: 5, behind_ms: 0, stale: false }, Response::Turn { epoch: 5, next: 5 }];
     for frame in frames {
         let (mut client, server) = connect(move |peer| {
-            let request = peer.expect(Request::Read { from: 5, limit: 0, flags: READ_ANYWHERE });
+            let request = peer.expect(Request::Read { from: 5, limit: 0, flags: READ_ANYWHERE, history: 0 });
             peer.send(request, frame);
         });
         let error = client.read_anywhere(Lsn(5), 0).unwrap().next_record().unwrap_err();
@@ -211,7 +266,7 @@ fn a_timeout_leaves_the_follow_as_it_was() {
     let (sender, late) = std::sync::mpsc::channel();
     let server = Server::new(move |mut peer| {
         peer.welcome_with(STANDBY);
-        let request = peer.expect(Request::Follow { from: 1 });
+        let request = peer.expect(Request::Follow { from: 1, history: 0 });
         late.recv().unwrap();
         peer.records(request, 1, &["one"]);
         assert!(peer.next(|_, _| ()).is_some(), "the stop");

@@ -1,9 +1,8 @@
 //! Damage is never absence (S12), nor is anything sound given up by itself (S13): what a promotion believes of members that
 //! have lost something, that come late, or that know more than the config store.
 
-use tailwind_protocol::config::{
-    CUTS_KEPT, Configuration, Cut, MemberRef, PrimaryRef, SwapOutcome, Time, enter_history, history as history_of,
-};
+use tailwind_protocol::config::{CUTS_KEPT, Configuration, Cut, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::history::{History, Parted};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::promotion::{AcceptedLoss, DiskRecovery, Input, Output, Promotion, Rules, Waiting};
@@ -487,26 +486,41 @@ fn order_ends_with_what_it_has_done() {
 /// A position of an earlier history names the same record as long as no cut since has taken it.
 #[test]
 fn histories_have_their_beginning_in_common() {
+    let log = LogId(0x0102_0304_0506_0708_1112_1314_2122_2324);
     let cut = |epoch, last| Cut { epoch: Epoch(epoch), last: Lsn(last), ordered: None };
-    let common = |history, cuts: &[Cut]| {
+    let go_on = |history: History, next, cuts: &[Cut]| {
         let mut known = history;
-        let common = enter_history(&mut known, cuts);
-        assert_eq!(known, Some(history_of(cuts)));
-        common
+        let gone_on = known.go_on(Lsn(next), log, cuts);
+        assert_eq!(known, if gone_on.is_ok() { History::of(log, cuts) } else { history });
+        gone_on
     };
-    assert_eq!(common(Some(Epoch(0)), &[]), None);
+    let mut histories = vec![History::of(log, &[])];
+    assert_eq!(histories[0].to_string(), "2122232400000001");
+    assert_eq!(go_on(histories[0], 500, &[]), Ok(()));
     let mut won = config(2);
     for (epoch, last) in [(6, 400), (9, 900), (12, 300)] {
         won = Configuration { epoch: Epoch(epoch), ..won.clone() }.won_with(Vec::new(), Some(cut(epoch, last)));
+        histories.push(History::of(log, &won.cuts));
     }
-    assert_eq!(history_of(&won.cuts), Epoch(12));
-    let of = |cuts: &[Cut]| [Some(0), Some(6), Some(9), Some(12), None].map(|at| common(at.map(Epoch), cuts));
-    assert_eq!(of(&won.cuts), [Some(Lsn(300)), Some(Lsn(300)), Some(Lsn(300)), None, None]);
+    for history in &histories[..3] {
+        assert_eq!(go_on(*history, 301, &won.cuts), Ok(()), "record 300 is the same in all of them");
+        assert_eq!(go_on(*history, 302, &won.cuts), Err(Parted::Cut(Lsn(300))));
+    }
+    for history in [histories[3], History::UNKNOWN] {
+        assert_eq!(go_on(history, 1000, &won.cuts), Ok(()));
+    }
+    let before = &won.cuts[..2];
+    assert_eq!(go_on(histories[1], 901, before), Ok(()));
+    assert_eq!(go_on(histories[1], 902, before), Err(Parted::Cut(Lsn(900))));
+    assert_eq!(go_on(histories[3], 1, before), Err(Parted::NotKnown), "the cut of epoch 12 has not been read here");
+    let another = LogId(log.0 ^ 1);
+    assert_eq!(histories[0].clone().go_on(Lsn(1), another, &[]), Err(Parted::OtherLog(another)));
     for epoch in 13..40 {
         won = Configuration { epoch: Epoch(epoch), ..won.clone() }.won_with(Vec::new(), Some(cut(epoch, epoch * 100)));
     }
     assert_eq!(won.cuts.len(), CUTS_KEPT);
-    assert_eq!(common(Some(Epoch(0)), &won.cuts), Some(Lsn(300)), "what is forgotten is not given back");
+    let forgotten = go_on(histories[0], 302, &won.cuts);
+    assert_eq!(forgotten, Err(Parted::Cut(Lsn(300))), "what is forgotten is not given back");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use tailwind_protocol::config::{Configuration, Cut, MemberRef, PrimaryRef};
 use tailwind_protocol::follower::{
     Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, NEEDED_MAX, NeededCopies, Output, STALE_AFTER, Visit,
 };
+use tailwind_protocol::history::Parted;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{CopyReport, CopyState};
@@ -105,8 +106,7 @@ struct Scene {
     caught_up: usize,
     trimmed: Option<Lsn>,
     beyond: Option<Lsn>,
-    cut: Option<Lsn>,
-    other_log: Option<LogId>,
+    parted: Option<Parted>,
     left: Vec<String>,
     visits: Vec<usize>,
     fetched: Vec<SegmentId>,
@@ -128,8 +128,7 @@ impl Scene {
             caught_up: 0,
             trimmed: None,
             beyond: None,
-            cut: None,
-            other_log: None,
+            parted: None,
             left: Vec::new(),
             visits: Vec::new(),
             fetched: Vec::new(),
@@ -241,8 +240,7 @@ impl Scene {
             Output::CaughtUp => self.caught_up += 1,
             Output::Trimmed(first) => self.trimmed = Some(first),
             Output::BeyondEnd(last) => self.beyond = Some(last),
-            Output::Cut(last) => self.cut = Some(last),
-            Output::OtherLog(log) => self.other_log = Some(log),
+            Output::Parted(why) => self.parted = Some(why),
         }
     }
 
@@ -441,7 +439,7 @@ fn another_log_ends_it() {
         let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
         scene.pass(BEAT);
         scene.configure_for(other, epoch);
-        assert_eq!(scene.other_log, Some(other), "epoch {epoch}");
+        assert_eq!(scene.parted, Some(Parted::OtherLog(other)), "epoch {epoch}");
         assert_eq!((scene.left.len(), scene.follower.wake_at()), (1, None));
         scene.configure_for(log, 10);
         assert_eq!(scene.left.len(), 1, "it is over");
@@ -649,13 +647,13 @@ fn a_log_that_was_cut_ends_it_however_long_it_is_by_now() {
     let won = Configuration { version: Version(10), ..won };
     let mut late = scene.clone();
     scene.see(&won);
-    assert_eq!((scene.cut, scene.follower.wake_at()), (Some(shown.prev()), None));
+    assert_eq!((scene.parted, scene.follower.wake_at()), (Some(Parted::Cut(shown.prev())), None));
     scene.pass(BEAT * 8);
     scene.shows(&[&logs[0]]);
     // It was cut behind what was shown: that is part of both histories.
     late.see(&Configuration { cuts: vec![cut(shown)], ..won });
     late.pass(BEAT * 8);
-    assert_eq!(late.cut, None);
+    assert_eq!(late.parted, None);
     late.shows(&[&logs[0], &later]);
 }
 

@@ -60,8 +60,8 @@ fn requests_have_golden_bytes() {
     let records = run(&["a", "", "bcd"]);
     let golden = [
         (
-            Request::Hello { version_min: 1, version_max: 2, flags: HELLO_HOLD },
-            "10000000 01 00 0000 0100000000000000 | 5457415050454e44 0100 0200 01000000",
+            Request::Hello { version_min: 1, version_max: 3, flags: HELLO_HOLD },
+            "10000000 01 00 0000 0100000000000000 | 5457415050454e44 0100 0300 01000000",
         ),
         (Request::Append { payload: b"hello" }, "05000000 02 00 0000 0200000000000000 | 68656c6c6f"),
         (Request::Append { payload: b"" }, "00000000 02 00 0000 0200000000000000 |"),
@@ -70,14 +70,21 @@ fn requests_have_golden_bytes() {
             "18000000 03 00 0000 0300000000000000 | 03000000 00000000 01000000 61 00000000 03000000 626364",
         ),
         (
-            Request::Read { from: 7, limit: 100, flags: READ_TAIL },
+            Request::Read { from: 7, limit: 100, flags: READ_TAIL, history: 0 },
             "18000000 04 00 0000 0400000000000000 | 0700000000000000 6400000000000000 01000000 00000000",
         ),
         (
-            Request::Read { from: 7, limit: 0, flags: READ_ANYWHERE },
-            "18000000 04 00 0000 0400000000000000 | 0700000000000000 0000000000000000 02000000 00000000",
+            Request::Read { from: 7, limit: 0, flags: READ_ANYWHERE, history: 0x0102_0304_0506_0708 },
+            "20000000 04 00 0000 0400000000000000 | 0700000000000000 0000000000000000 02000000 00000000 0807060504030201",
         ),
-        (Request::Follow { from: 259 }, "10000000 0a 00 0000 0400000000000000 | 0301000000000000 0000000000000000"),
+        (
+            Request::Follow { from: 259, history: 0 },
+            "10000000 0a 00 0000 0400000000000000 | 0301000000000000 0000000000000000",
+        ),
+        (
+            Request::Follow { from: 259, history: 258 },
+            "10000000 0a 00 0000 0400000000000000 | 0301000000000000 0201000000000000",
+        ),
         (Request::Position, "00000000 0b 00 0000 0900000000000000 |"),
         (Request::Barrier, "00000000 05 00 0000 0500000000000000 |"),
         (Request::Sync, "00000000 10 00 0000 0600000000000000 |"),
@@ -125,6 +132,7 @@ fn responses_have_golden_bytes() {
             Response::Position { epoch: 3, last: 300 },
             "10000000 8d 00 0000 0900000000000000 | 0300000000000000 2c01000000000000",
         ),
+        (Response::History { history: 258 }, "08000000 8e 00 0000 0400000000000000 | 0201000000000000"),
         (Response::Ack { lsn: 10 }, "08000000 82 00 0000 0200000000000000 | 0a00000000000000"),
         (
             Response::Error { code: ErrorCode::Busy, fatal: true, retry_after_ms: 250, message: "full" },
@@ -212,13 +220,13 @@ fn documented(name: &str) -> Vec<u8> {
 fn encoder_writes_the_documented_example() {
     let two = run(&["first", "second"]);
     let requests = [
-        ("hello", 1, Request::Hello { version_min: 1, version_max: 2, flags: 0 }),
+        ("hello", 1, Request::Hello { version_min: 1, version_max: 3, flags: 0 }),
         ("append", 2, Request::Append { payload: b"hello" }),
         ("batch", 3, Request::Batch(Batch::new(2, &two).unwrap())),
-        ("read", 4, Request::Read { from: 11, limit: 0, flags: READ_TAIL }),
+        ("read", 4, Request::Read { from: 11, limit: 0, flags: READ_TAIL, history: 0 }),
         ("stop", 4, Request::Stop),
-        ("read anywhere", 2, Request::Read { from: 11, limit: 100, flags: READ_ANYWHERE }),
-        ("follow", 3, Request::Follow { from: 13 }),
+        ("read anywhere", 2, Request::Read { from: 11, limit: 100, flags: READ_ANYWHERE, history: 0 }),
+        ("follow", 3, Request::Follow { from: 13, history: 0x1f2e_3d4c_0000_0001 }),
         ("position", 2, Request::Position),
     ];
     for (name, request, frame) in requests {
@@ -226,7 +234,7 @@ fn encoder_writes_the_documented_example() {
     }
     let not_primary = "not the primary; appends go to db-1";
     let responses = [
-        ("welcome", 1, Response::Welcome(Welcome { version: 2, ..WELCOME })),
+        ("welcome", 1, Response::Welcome(Welcome { version: 3, ..WELCOME })),
         ("ack", 2, Response::Ack { lsn: 10 }),
         ("batch ack", 3, Response::Ack { lsn: 12 }),
         ("records", 4, Response::Records { first: 11, records: Batch::new(2, &two).unwrap() }),
@@ -238,6 +246,7 @@ fn encoder_writes_the_documented_example() {
             5,
             Response::Error { code: ErrorCode::NotPrimary, fatal: false, retry_after_ms: 0, message: not_primary },
         ),
+        ("history", 3, Response::History { history: 0x1f2e_3d4c_0000_0001 }),
         ("lag", 3, Response::Lag { acked: 14, behind_ms: 2, stale: false }),
         ("stale lag", 3, Response::Lag { acked: 14, behind_ms: 640, stale: true }),
         ("turn", 3, Response::Turn { epoch: 5, next: 16 }),
@@ -263,12 +272,12 @@ fn unknown_and_wrong_direction_kinds_are_refused() {
     for kind in 0..=u8::MAX {
         let header = [0, 0, 0, 0, kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         let unknown = FrameError::UnknownKind(kind);
-        for (version, newest) in [(0, 9), (1, 9), (2, 11)] {
+        for (version, newest) in [(0, 9), (1, 9), (2, 11), (3, 11)] {
             let error = decode_request(&header, version, FRAME_BODY_MAX).err();
             let known = (1..=newest).contains(&kind) || kind == 16;
             assert_eq!(error == Some(unknown.clone()), !known, "request {kind} in version {version}");
         }
-        let known = (129..=141).contains(&kind) || kind == 143;
+        let known = (129..=143).contains(&kind);
         assert_eq!(decode_response(&header).err() == Some(unknown), !known, "response {kind}");
     }
 }
@@ -286,7 +295,7 @@ fn reserved_header_bytes_must_be_zero() {
 #[test]
 fn reserved_body_bytes_and_undefined_flags_are_ignored() {
     let read = hex("18000000 04 ff 0000 0100000000000000 | 0700000000000000 0000000000000000 00000000 ffffffff");
-    let frame = Request::Read { from: 7, limit: 0, flags: 0 };
+    let frame = Request::Read { from: 7, limit: 0, flags: 0, history: 0 };
     assert_eq!(decode_request_all(&read).unwrap().unwrap().frame, frame);
     let end = hex("08000000 85 fe 0000 0100000000000000 | 0700000000000000");
     assert_eq!(decode_response(&end).unwrap().unwrap().frame, Response::End { next: 7, tailing: false });
@@ -296,11 +305,24 @@ fn reserved_body_bytes_and_undefined_flags_are_ignored() {
 #[test]
 fn read_anywhere_is_an_undefined_flag_in_version_1() {
     let flags = READ_TAIL | READ_ANYWHERE;
-    let bytes = request_bytes(4, &Request::Read { from: 7, limit: 0, flags });
-    for (version, expected) in [(1, READ_TAIL), (2, flags)] {
+    let bytes = request_bytes(4, &Request::Read { from: 7, limit: 0, flags, history: 0 });
+    for (version, expected) in [(1, READ_TAIL), (2, flags), (3, flags)] {
         let decoded = decode_request(&bytes, version, FRAME_BODY_MAX).unwrap().unwrap();
-        assert_eq!(decoded.frame, Request::Read { from: 7, limit: 0, flags: expected });
+        assert_eq!(decoded.frame, Request::Read { from: 7, limit: 0, flags: expected, history: 0 });
     }
+}
+
+/// What is reserved in version 2 is the history since.
+#[test]
+fn histories_are_named_since_version_3() {
+    let follow = request_bytes(4, &Request::Follow { from: 7, history: 9 });
+    for (version, expected) in [(2, 0), (3, 9)] {
+        let decoded = decode_request(&follow, version, FRAME_BODY_MAX).unwrap().unwrap();
+        assert_eq!(decoded.frame, Request::Follow { from: 7, history: expected });
+    }
+    let read = request_bytes(4, &Request::Read { from: 7, limit: 0, flags: 0, history: 9 });
+    let why = "bytes left over";
+    assert_eq!(decode_request(&read, 2, FRAME_BODY_MAX), Err(FrameError::Malformed { kind: 4, why }));
 }
 
 #[test]
@@ -405,13 +427,13 @@ impl Arbitrary {
             0 => Request::Hello { version_min: a as u16, version_max: b as u16, flags: c as u32 },
             1 => Request::Append { payload: self.text.as_bytes() },
             2 if !self.records.is_empty() => Request::Batch(Batch::new(self.records.len() as u32, run).unwrap()),
-            2 | 3 => Request::Read { from: a, limit: b, flags: c as u32 },
+            2 | 3 => Request::Read { from: a, limit: b, flags: c as u32, history: a ^ b },
             4 => Request::Barrier,
             5 => Request::Trim { below: a },
             6 => Request::Status,
             7 => Request::Stop,
             8 => Request::Sync,
-            9 => Request::Follow { from: a },
+            9 => Request::Follow { from: a, history: b },
             10 => Request::Position,
             _ => Request::Wake,
         }
@@ -420,7 +442,7 @@ impl Arbitrary {
     fn response<'a>(&'a self, run: &'a [u8]) -> Response<'a> {
         let [a, b, c] = self.numbers;
         let role = [Role::Primary, Role::Standby, Role::Recovering, Role::Reader][(a % 4) as usize];
-        match self.choice % 14 {
+        match self.choice % 15 {
             0 => Response::Welcome(Welcome {
                 version: a as u16,
                 role,
@@ -453,6 +475,7 @@ impl Arbitrary {
             10 => Response::Turn { epoch: a, next: b },
             11 => Response::Lag { acked: a, behind_ms: b as u32, stale: c % 2 == 0 },
             12 => Response::Position { epoch: a, last: b },
+            13 => Response::History { history: a },
             _ => Response::Wake,
         }
     }

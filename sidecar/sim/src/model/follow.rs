@@ -202,8 +202,7 @@ impl Step<'_> {
             Output::Leave(..) | Output::CaughtUp => {}
             Output::Trimmed(first) => self.breaks(format!("S1: a follower is told that the log begins with {first}")),
             Output::BeyondEnd(last) => self.breaks(format!("S14: a follower is told that the log ends with {last}")),
-            Output::Cut(last) => self.breaks(format!("S15: a follower is told that the log was cut after {last}")),
-            Output::OtherLog(log) => self.breaks(format!("S15: a follower is told of log {log}")),
+            Output::Parted(why) => self.breaks(format!("S15: a follower is told: {why}")),
         }
     }
 

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use tailwind_protocol::backup::{Request, Slot};
 use tailwind_protocol::board;
+use tailwind_protocol::config::Configuration;
 use tailwind_protocol::follower::{Follower, Input, NeededCopies, Output, Visit};
-use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
+use tailwind_protocol::history::{History, Parted};
+use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::{Scanner, verify};
@@ -32,13 +34,28 @@ const NEEDED: usize = 3;
 /// Pause before a look is carried out, at most: a reader's thread is late now and then.
 const LOOK_LATE_MAX: Micros = 4 * MS;
 
-/// Once in so many ticks an app ends, while there are faults: it follows again, from the first record on, after so long at most.
+/// Once in so many ticks an app ends, while there are faults: an app follows again there after so long at most.
 const APP_ENDS: u64 = 300;
 /// See [`APP_ENDS`].
 const AWAY_MAX: Micros = 2_000 * MS;
+/// Apps that have ended and kept what they know; one of them comes back, at any sidecar, or a new one.
+const KEPT_MAX: usize = 4;
 
 /// More visits than one follower makes.
 const VISITS_MAX: u64 = 1 << 32;
+
+/// What an app knows of the log, and keeps when it ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    history: History,
+    /// The record that it expects next.
+    expected: Lsn,
+    /// A cut after this record has taken what was handed out last.
+    cut: Option<Lsn>,
+}
+
+/// That of an app which knows nothing.
+const NOTHING: Position = Position { history: History::UNKNOWN, expected: Lsn(1), cut: None };
 
 /// A follower and what it has open.
 #[derive(Debug)]
@@ -95,6 +112,12 @@ pub(crate) struct FollowFetch {
     tries: usize,
 }
 
+impl Follow {
+    fn position(&self) -> Position {
+        Position { history: self.machine.history(), expected: self.expected, cut: self.cut }
+    }
+}
+
 impl World {
     /// A tick of a sidecar that does not lead: it follows.
     pub(super) fn follow(&mut self, of: SidecarNo) {
@@ -103,14 +126,21 @@ impl World {
         }
         let now = self.queue.now();
         if now < self.plan.fault_time && self.random.one_in(APP_ENDS) {
-            self.sidecars[of.0].follow = None;
+            let ended = self.sidecars[of.0].follow.take();
+            self.positions.extend(ended.map(|follow| follow.position()));
+            if self.positions.len() > KEPT_MAX {
+                let lost = self.random.below(KEPT_MAX as u64) as usize;
+                self.positions.remove(lost);
+            }
             self.sidecars[of.0].follows_from = now + self.random.below(AWAY_MAX);
         }
         if now < self.sidecars[of.0].follows_from {
             return;
         }
         if self.sidecars[of.0].follow.is_none() {
-            self.begin_to_follow(of, Lsn(1));
+            let returns = self.random.below(self.positions.len() as u64 + 1) as usize;
+            let position = if returns < self.positions.len() { self.positions.remove(returns) } else { NOTHING };
+            self.begin_to_follow(of, position);
         }
         if let Some(view) = self.sidecars[of.0].view.clone() {
             self.follow_input(of, Input::Config(&view));
@@ -118,34 +148,66 @@ impl World {
         self.follow_input(of, Input::Tick);
     }
 
-    fn begin_to_follow(&mut self, of: SidecarNo, next: Lsn) {
+    fn begin_to_follow(&mut self, of: SidecarNo, position: Position) {
         let now = Duration::from_micros(self.queue.now());
         self.followers += 1;
-        let machine = Follower::new(now, next, LANDING, of.0, Visit(self.followers * VISITS_MAX));
+        let Position { history, expected, cut } = position;
+        let machine =
+            Follower::new(now, expected, LANDING, of.0, Visit(self.followers * VISITS_MAX)).in_history(history);
         let (host, board, shared) = (HostNo(0), Key(0), (BOARD, Key(0)));
         self.sidecars[of.0].follow =
-            Some(Box::new(Follow { machine, expected: next, host, visited: 0, board, shared, wakes_at: 0, cut: None }));
+            Some(Box::new(Follow { machine, expected, host, visited: 0, board, shared, wakes_at: 0, cut }));
+    }
+
+    /// Every app that follows ends, and keeps what it knows until the next one begins.
+    pub(super) fn apps_leave(&mut self) {
+        self.positions.clear();
+        for sidecar in &mut self.sidecars {
+            self.positions.extend(sidecar.follow.take().map(|follow| follow.position()));
+            sidecar.follows_from = Micros::MAX;
+        }
+    }
+
+    /// They may begin again.
+    pub(super) fn apps_return(&mut self) {
+        self.sidecars.iter_mut().for_each(|sidecar| sidecar.follows_from = 0);
+    }
+
+    /// Some of those that have ended know a record behind this one.
+    pub(super) fn positions_beyond(&self, last: Lsn) -> bool {
+        self.positions.iter().any(|position| position.expected.prev() > last)
     }
 
     /// What was acknowledged has been lost with an excuse: apps begin anew.
     pub(crate) fn forget_followers(&mut self) {
         self.sidecars.iter_mut().for_each(|sidecar| sidecar.follow = None);
+        self.positions.clear();
     }
 
-    /// The log was cut after this record: whoever has handed out more must begin anew.
+    /// The log was cut after this record: whoever has been handed out more must begin anew.
     pub(crate) fn cut_followers(&mut self, last: Lsn) {
-        for follow in self.sidecars.iter_mut().filter_map(|sidecar| sidecar.follow.as_mut()) {
-            if follow.expected.prev() > last {
-                follow.cut = Some(last);
-            }
+        let follows = self.sidecars.iter_mut().filter_map(|sidecar| sidecar.follow.as_mut());
+        let followed = follows.map(|follow| (follow.expected, &mut follow.cut));
+        let kept = self.positions.iter_mut().map(|position| (position.expected, &mut position.cut));
+        for (_, cut) in followed.chain(kept).filter(|(expected, _)| expected.prev() > last) {
+            *cut = Some(last);
         }
     }
 
     /// This sidecar leads from now on, with a log that ends with this record: its app goes on there, unless it knows of a later
     /// epoch than the one that its sidecar has come to lead.
-    pub(crate) fn end_following(&mut self, of: SidecarNo, epoch: Epoch, last: Lsn) {
+    pub(crate) fn end_following(&mut self, of: SidecarNo, config: &Configuration, last: Lsn) {
         let sidecar = &mut self.sidecars[of.0];
-        let Some(follow) = sidecar.follow.take_if(|_| sidecar.followed <= epoch) else { return };
+        let Some(follow) = sidecar.follow.take_if(|_| sidecar.followed <= config.epoch) else { return };
+        // As the primary's reader does, before the app is told that it is its turn.
+        let gone_on = follow.machine.history().go_on(follow.expected, config.log, &config.cuts);
+        match (gone_on, follow.cut) {
+            (Ok(()), Some(cut)) if config.cuts.iter().any(|known| known.last == cut) => {
+                broken("S15", format!("the app of epoch {} goes on, and the log was cut after {cut}", config.epoch));
+            }
+            (Ok(()) | Err(Parted::NotKnown), _) | (Err(_), Some(_)) => {}
+            (Err(why), None) => broken("S15", format!("an app has what the log has, and is told: {why}")),
+        }
         if follow.cut.is_none() && follow.expected > last.next() {
             let shown = follow.expected.prev();
             broken("S3", format!("record {shown} was handed out by the standby, and its log ends with {last}"));
@@ -237,17 +299,20 @@ impl World {
                         format!("a follower is told that the log begins with record {first}, not trimmed so far"),
                     );
                 }
-                self.begin_to_follow(of, first);
+                self.begin_to_follow(of, Position { expected: first, ..NOTHING });
             }
-            // Followers begin with the first record, and are forgotten when a loss has an excuse.
-            Output::BeyondEnd(_) | Output::Cut(_) if self.was_cut(of) => self.begin_to_follow(of, Lsn(1)),
-            Output::Cut(last) => {
-                broken("S15", format!("a follower is told of a cut after record {last}, and has no more"))
+            // It knows of a cut that its sidecar has not read of yet.
+            Output::Parted(Parted::NotKnown) => {
+                let position = self.sidecars[of.0].follow.take().map(|follow| follow.position());
+                self.positions.extend(position);
             }
+            Output::BeyondEnd(_) | Output::Parted(Parted::Cut(_)) if self.was_cut(of) => {
+                self.begin_to_follow(of, NOTHING);
+            }
+            Output::Parted(why) => broken("S15", format!("a follower has what the log has, and is told: {why}")),
             Output::BeyondEnd(last) => {
                 broken("S14", format!("a follower is told that the log ends with record {last}, and has more of it"));
             }
-            Output::OtherLog(log) => broken("S15", format!("a follower is told of log {log}, and there is but one")),
         }
     }
 

@@ -61,7 +61,7 @@ impl World {
     /// A candidate has won: the recovered log is the app's to read, and the new epoch begins.
     pub(crate) fn begin_epoch(&mut self, of: SidecarNo, config: Configuration, reference: &Reference) {
         self.judge_win(&config, reference);
-        self.end_following(of, config.epoch, reference.last());
+        self.end_following(of, &config, reference.last());
         let rules = Rules {
             backups: self.desired.backups,
             min_in_sync: self.desired.min_in_sync,
