@@ -280,16 +280,16 @@ struct Trims<'a> {
     believed: Lsn,
     /// Some member says so. That excuses what nobody holds, and deletes nothing.
     said: Lsn,
-    /// Those whose copies show that what lies before a gap is needed: witnesses, if there are any. Another member may hold an older
-    /// copy of what has long been trimmed.
-    counting: BTreeSet<&'a MemberId>,
+    /// Those whose copies show that what lies before a gap is needed, and what each has trimmed itself: witnesses, if there are any.
+    /// Another member may hold an older copy of what has long been trimmed, as any may below what it has trimmed.
+    counting: BTreeMap<&'a MemberId, Lsn>,
 }
 
 impl<'a> Trims<'a> {
     fn of(inventories: &[&'a Inventory]) -> Trims<'a> {
         let any = inventories.iter().any(|inventory| inventory.witness);
         let counting = inventories.iter().filter(|inventory| inventory.witness || !any);
-        let counting = counting.map(|inventory| &inventory.member).collect();
+        let counting = counting.map(|inventory| (&inventory.member, inventory.trimmed)).collect();
         let mut said: Vec<Lsn> = inventories.iter().map(|inventory| inventory.trimmed).collect();
         said.sort_unstable_by(|a, b| b.cmp(a));
         let believed = said.get(usize::from(!planted::has(Bug::OneTrimIsEnough))).or(said.first());
@@ -300,7 +300,9 @@ impl<'a> Trims<'a> {
     /// True if some member that counts holds records of a segment before this one.
     fn any_sound_below(&self, copies: &Copies<'_>, segment: SegmentId) -> bool {
         let below = copies.range(..segment).flat_map(|(_, copies)| copies);
-        below.into_iter().any(|(member, copy)| self.counting.contains(member) && is_sound(copy))
+        let needs =
+            |member, copy: &CopyReport| self.counting.get(member).is_some_and(|trimmed| copy.closure.last >= *trimmed);
+        below.into_iter().any(|(member, copy)| needs(*member, copy) && is_sound(copy))
     }
 }
 

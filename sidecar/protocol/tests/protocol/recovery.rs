@@ -339,6 +339,10 @@ fn older_copy_does_not_call_for_what_was_trimmed() {
         Reference::assemble(&[told.clone(), older(true)], &[]).expect_err("one of two witnesses has lost something");
     assert!(matches!(damage, Damage::Missing { .. }), "{damage}");
     assert_eq!(assembled(&[told, older(false)]), [(3, 1, 10, 12, "m0".to_owned())]);
+    // One that was never closed outlives the trim at the very member that has trimmed it: its file could not be written.
+    let left_over = holds("m0", &[copy(1, 1, Open, 1, 5), copy(3, 1, Closed, 10, 12)]);
+    let left_over = Inventory { trimmed: Lsn(10), ..left_over };
+    assert_eq!(assembled(&[left_over, older(false)]), [(3, 1, 10, 12, "m0".to_owned())]);
 }
 
 #[test]
