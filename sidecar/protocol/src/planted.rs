@@ -70,6 +70,8 @@ bugs! {
     StrangerTrusted = "stranger-trusted",
     /// Promotion: members that were not fenced are left out of the set without a compare-and-swap. Breaks S7.
     ShrinkAssumed = "shrink-assumed",
+    /// Environment: a sidecar says where its log ends, and what is synced, without a barrier. Breaks S16.
+    EndUnproved = "end-unproved",
     /// Follower: whoever comes back goes on, although a cut has taken what was read. Breaks S15.
     CutIgnored = "cut-ignored",
     /// Backup: a damaged backup claims to be a witness. Breaks S12 and thereby S1.

@@ -400,8 +400,8 @@ impl ScriptedGroup {
     /// An app wants everything that it has appended on disk at every member.
     pub fn sync(&mut self, sidecar: &str) -> Result {
         let no = self.sidecar(sidecar)?;
-        let mut asked = false;
-        self.world.with_lead(no, |_, lead| asked = lead.sync());
+        let (mut asked, now) = (false, self.world.queue.now());
+        self.world.with_lead(no, |_, lead| asked = lead.sync(now));
         self.follow();
         if asked { Ok(()) } else { Err(format!("{sidecar} has not begun to append")) }
     }

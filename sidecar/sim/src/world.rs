@@ -492,7 +492,7 @@ impl World {
         let leads = |sidecar: &&Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
         let Some(of) = self.sidecars.iter().find(leads).map(|sidecar| sidecar.no) else { return false };
         let (mut asked, before) = (false, self.tally.syncs);
-        self.with_lead(of, |_, lead| asked = lead.sync());
+        self.with_lead(of, |_, lead| asked = lead.sync(calm));
         while asked && self.tally.syncs == before {
             if self.queue.now() > calm + RETURN_MAX {
                 broken("Liveness", "a sync is not answered".to_owned());

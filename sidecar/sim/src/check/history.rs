@@ -223,6 +223,17 @@ impl Checks {
         }
     }
 
+    /// Whoever asked at that moment is told where the log ends, by the sidecar of this epoch: no other one had more by then (S16).
+    pub(crate) fn end_is_told(&self, epoch: Epoch, asked: u64) {
+        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < asked);
+        if let Some((newer, won)) = newer {
+            broken(
+                "S16",
+                format!("epoch {epoch}, asked at {asked}, tells where the log ends; epoch {newer} began at {won}"),
+            );
+        }
+    }
+
     /// A barrier that was asked for at that moment has passed: its caller was still primary then (S4).
     pub(crate) fn barrier_passed(&self, epoch: Epoch, asked: u64) {
         let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < asked);

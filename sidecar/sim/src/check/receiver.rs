@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use tailwind_protocol::backup::{Reply, Request, RequestId, Slot};
+use tailwind_protocol::backup::{Backup, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
@@ -21,6 +21,8 @@ pub(super) struct Receivers {
     asked: BTreeMap<RequestId, Asked>,
     /// What each may hold: shown by the last answer to a fence, or lent since.
     known: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
+    /// What each has ever held.
+    ever: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
     /// What each has said to be closed.
     closed: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
     /// Open segments of which each has said that a part is on its disk, and that nobody has asked it to drop.
@@ -63,6 +65,19 @@ impl Checks {
     /// A backup takes a segment into a buffer.
     pub(crate) fn takes(&mut self, host: HostNo, identity: SegmentIdentity) {
         self.receivers.known.entry(host).or_default().insert(identity);
+        self.receivers.ever.entry(host).or_default().insert(identity);
+    }
+
+    /// A backup's process begins. What it must not believe it must doubt now: what it is asked later may hide it.
+    pub(crate) fn starts(&self, host: &Host) {
+        Checks::doubts_the_promise(host, host.machine().is_some_and(Backup::is_witness));
+    }
+
+    fn doubts_the_promise(host: &Host, is_witness: bool) {
+        if let Some(epoch) = host.stale_promise.filter(|_| is_witness) {
+            let name = &host.name;
+            broken("S12", format!("{name} believes a promise that is older than its segment of epoch {epoch}"));
+        }
     }
 
     /// A backup tells what it holds.
@@ -89,9 +104,7 @@ impl Checks {
             return;
         }
         let name = &host.name;
-        if let Some(epoch) = host.stale_promise {
-            broken("S12", format!("{name} believes a promise that is older than its segment of epoch {epoch}"));
-        }
+        Checks::doubts_the_promise(host, inventory.witness);
         if host.stale_notes {
             broken("S12", format!("{name} believes notes of flushes that are older than its ledger"));
         }
@@ -222,10 +235,17 @@ impl Checks {
         self.receivers.reported.entry(host).and_modify(|reported| *reported = (*reported).min(epoch));
     }
 
+    /// An older folder has been put back: what was trimmed since is there again.
+    pub(crate) fn finds_everything(&mut self, host: HostNo) {
+        let ever = self.receivers.ever.get(&host).cloned().unwrap_or_default();
+        self.receivers.known.insert(host, ever);
+    }
+
     /// The backup was replaced by another one of the same name.
     pub(crate) fn forgets(&mut self, host: HostNo) {
         self.receivers.reported.remove(&host);
         self.receivers.known.remove(&host);
+        self.receivers.ever.remove(&host);
         self.receivers.closed.remove(&host);
         self.receivers.flushed.remove(&host);
     }

@@ -11,7 +11,7 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::{Scanner, verify};
 
-use super::lead::Lead;
+use super::lead::{Lead, Proved};
 use super::network::{Answer, Silence};
 use super::sidecar::{Purpose, Role};
 use super::{HostNo, SidecarNo, World, group};
@@ -62,6 +62,7 @@ impl World {
             return;
         }
         let (asked, quiet) = (self.queue.now(), self.quiet);
+        let asks_for_end = self.sidecars[of.0].app.has_read_all() && self.random.one_in(10);
         let barrier = self.random.one_in(40);
         // Drawn apart: seeds in which nobody syncs play as they did before.
         let sync = self.plan.has(Fault::SyncedAndDark) && self.random.one_in(60);
@@ -74,10 +75,13 @@ impl World {
                 lead.backlog.push_back(batch);
             }
             if sync {
-                lead.sync();
+                lead.sync(asked);
             }
-            if barrier && lead.barriers.len() < 4 {
-                lead.barriers.push((lead.machine.barrier(), asked));
+            if barrier {
+                lead.prove(asked, Proved::Role);
+            }
+            if asks_for_end {
+                lead.prove(asked, Proved::End);
             }
         });
         if self.random.one_in(60) {

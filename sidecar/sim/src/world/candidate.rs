@@ -10,7 +10,7 @@ use tailwind_protocol::rpc::{Inventory, TermId};
 use super::image::Requester;
 use super::network::{Answer, Silence};
 use super::queue::MS;
-use super::sidecar::{Again, Purpose, Role, believed, failure};
+use super::sidecar::{Again, Purpose, Role, failure};
 use super::store::{Ask, StoreReply};
 use super::{SidecarNo, World, group};
 use crate::trace::{self, names, trace};
@@ -140,10 +140,9 @@ impl World {
         answer: Result<Answer, Silence>,
     ) {
         let result = match answer {
-            Ok(Answer::Inventory(mut inventory)) => {
-                self.perhaps_lie(&mut inventory);
+            Ok(Answer::Inventory(inventory)) => {
                 self.trace_inventory(of, &member, &inventory);
-                believed(inventory, epoch, epoch.before())
+                self.believe(inventory, epoch, epoch.before())
             }
             other => Err(failure(other)),
         };

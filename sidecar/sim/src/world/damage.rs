@@ -82,6 +82,7 @@ impl World {
         if let Some(own) = self.hosts[no.0].files.member_state() {
             self.checks.goes_back(no, own.promise.epoch);
         }
+        self.checks.finds_everything(no);
         self.tally.count(Fault::FolderStale);
     }
 

@@ -2,8 +2,10 @@
 //!
 //! Random numbers of their own, so that seeds without deceit play as they did before there was any.
 
-use tailwind_protocol::ids::{Epoch, Lsn, MemberId};
-use tailwind_protocol::rpc::{Inventory, Refusal};
+use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure};
+use tailwind_protocol::rpc::CopyState::{Closed, Corrupt, Damaged, Open};
+use tailwind_protocol::rpc::{CopyReport, Inventory, Refusal, Synced};
 
 use super::network::{Answer, Silence};
 use super::sidecar::{Process, Purpose};
@@ -20,7 +22,7 @@ const SALT: u64 = 0x006c_6961_7273;
 #[derive(Debug)]
 pub(crate) struct Deceit {
     random: Random,
-    /// This backup lies, in every second answer.
+    /// This backup lies, in every second inventory, and now and then in other answers.
     liar: Option<HostNo>,
     /// It lies although there are no faults.
     lies: bool,
@@ -31,11 +33,11 @@ pub(crate) struct Deceit {
 }
 
 impl Deceit {
-    /// In a quarter of the seeds one of three members or more lies, where one alone never decides; in a third, addresses change.
+    /// Where one alone never decides, in half of the seeds one of three members or more lies; in a third, addresses change.
     pub(super) fn of(seed: u64, plan: &Plan) -> Deceit {
         let mut random = Random::new(seed ^ SALT);
         let outvoted = plan.backups >= 3 && plan.min_in_sync >= 2;
-        let liar = (outvoted && random.one_in(4)).then(|| HostNo(random.below(u64::from(plan.backups)) as usize));
+        let liar = (outvoted && random.one_in(2)).then(|| HostNo(random.below(u64::from(plan.backups)) as usize));
         Deceit { liar, lies: false, addresses: random.one_in(3), puts_back: random.one_in(2), random }
     }
 
@@ -66,20 +68,125 @@ impl Deceit {
     pub(super) fn within(&mut self, least: u64, most: u64) -> u64 {
         self.random.within(least, most)
     }
+
+    /// Makes something in an answer false, and says what.
+    fn falsify(&mut self, answer: Answer, boots: Vec<BootId>) -> (Option<String>, Answer) {
+        let Deceit { random, .. } = self;
+        match answer {
+            Answer::Inventory(mut inventory) => {
+                let lie = self.lie_in(&mut inventory, boots);
+                (Some(lie), Answer::Inventory(inventory))
+            }
+            Answer::Bytes(mut bytes) if !bytes.is_empty() => {
+                let at = random.below(bytes.len() as u64) as usize;
+                if random.one_in(2) {
+                    bytes[at] ^= 1 << random.below(8);
+                } else {
+                    bytes.truncate(at);
+                }
+                (Some(format!("a segment with a false byte {at}")), Answer::Bytes(bytes))
+            }
+            Answer::Damage(mut corrupt) => {
+                for copy in &mut corrupt {
+                    lie_about(copy, random);
+                }
+                (Some(format!("{} are corrupt", corrupt.len())), Answer::Damage(corrupt))
+            }
+            Answer::Connected(_, channel, board) => {
+                let boot = *random.pick(&boots);
+                (Some(format!("it is {boot}")), Answer::Connected(boot, channel, board))
+            }
+            Answer::Flushed(end) => {
+                let end = Offset(end.0 / 2 + random.below(u64::from(end.0) + 1) as u32 / 8 * 8);
+                (Some(format!("flushed up to {end}")), Answer::Flushed(end))
+            }
+            Answer::Refused(why @ Refusal::NoSuchCopy { .. }) => (Some(format!("done, and not: {why}")), Answer::Done),
+            honest => (None, honest),
+        }
+    }
+
+    /// Makes one field false; what is false then.
+    fn lie_in(&mut self, inventory: &mut Inventory, boots: Vec<BootId>) -> String {
+        let Deceit { random, .. } = self;
+        let last = inventory.copies.iter().map(|copy| copy.closure.last).max().unwrap_or_default();
+        match random.below(8) {
+            0 | 1 => {
+                inventory.trimmed = inventory.trimmed.max(Lsn(last.0 + random.below(2)));
+                format!("all below LSN {} is trimmed", inventory.trimmed)
+            }
+            2 => {
+                inventory.boot = *random.pick(&boots);
+                format!("it is {}", inventory.boot)
+            }
+            3 => {
+                (inventory.witness, inventory.damage) = (!inventory.witness, Vec::new());
+                format!("witness: {}", inventory.witness)
+            }
+            4 => {
+                let (epoch, last) = (Epoch(random.below(inventory.promised.0 + 1)), Lsn(random.below(last.0 + 1000)));
+                inventory.synced = Some(Synced { epoch, last });
+                format!("synced up to {last} in epoch {epoch}")
+            }
+            5 => {
+                inventory.former = boots;
+                "it was everybody once".to_owned()
+            }
+            _ if inventory.copies.is_empty() => "nothing, since it has nothing".to_owned(),
+            6 => {
+                let lost = random.below(inventory.copies.len() as u64) as usize;
+                let lost = if random.one_in(2) { lost..lost + 1 } else { lost..inventory.copies.len() };
+                let copies: Vec<SegmentId> = inventory.copies.drain(lost).map(|copy| copy.identity.segment).collect();
+                format!("it does not have segments {copies:?}")
+            }
+            _ => {
+                let place = random.below(inventory.copies.len() as u64) as usize;
+                // Mostly the newest: where the log ends.
+                let place = if random.one_in(3) { place } else { inventory.copies.len() - 1 };
+                let copy = &mut inventory.copies[place];
+                lie_about(copy, random);
+                format!("it has {copy:?}")
+            }
+        }
+    }
+}
+
+fn lie_about(copy: &mut CopyReport, random: &mut Random) {
+    let some = 1 + random.below(30);
+    match random.below(8) {
+        0 => copy.state = *random.pick(&[Open, Closed, Corrupt, Damaged]),
+        1 => copy.closure = Closure { last: Lsn(copy.closure.last.0 + some), ..copy.closure },
+        2 => copy.closure = Closure { last: Lsn(copy.closure.last.0.saturating_sub(some)), ..copy.closure },
+        3 => copy.closure.end = Offset(random.below(u64::from(copy.closure.end.0) + 1) as u32 / 8 * 8),
+        4 => copy.closure.chain = Chain(random.next() as u32),
+        5 => copy.acked = Offset(random.below(copy.identity.size.bytes().into()) as u32),
+        6 => copy.identity.epoch = Epoch(1 + random.below(copy.identity.epoch.0 + 1)),
+        _ => copy.identity.segment = SegmentId(copy.identity.segment.0 + some),
+    }
 }
 
 impl World {
-    /// What a member answers to a fence is false now and then: it says that all that it holds, or more, has been trimmed. A person
-    /// who orders the recovery from one disk believes that disk.
-    pub(super) fn perhaps_lie(&mut self, inventory: &mut Inventory) {
-        let Some(liar) = self.deceit.liar.filter(|liar| self.hosts[liar.0].name == inventory.member) else { return };
-        if !self.faults_on || self.desired.recover_from_disk.is_some() || !self.deceit.random.one_in(2) {
-            return;
+    /// What a member answers is false now and then, in one field. A person who orders the recovery from one disk believes that disk.
+    pub(super) fn perhaps_lie(&mut self, by: HostNo, answer: Answer) -> Answer {
+        let lies = self.faults_on || self.deceit.lies;
+        if self.deceit.liar != Some(by) || !lies || self.desired.recover_from_disk.is_some() {
+            return answer;
         }
-        let last = inventory.copies.iter().map(|copy| copy.closure.last).max().unwrap_or_default();
-        inventory.trimmed = inventory.trimmed.max(Lsn(last.0 + self.deceit.random.below(2)));
-        trace!(self, "{} lies: all below LSN {} is trimmed", self.hosts[liar.0].name, inventory.trimmed);
-        self.tally.count(Fault::MemberLies);
+        // Many small answers are given for each inventory.
+        let seldom = if matches!(answer, Answer::Inventory(_)) { 2 } else { 16 };
+        if !self.deceit.random.one_in(seldom) {
+            return answer;
+        }
+        let boots = self.hosts.iter().map(|host| host.boot).collect();
+        let (lie, answer) = self.deceit.falsify(answer, boots);
+        if let Some(lie) = lie {
+            trace!(self, "{} lies: {lie}", self.hosts[by.0].name);
+            self.tally.count(Fault::MemberLies);
+        }
+        answer
+    }
+
+    pub(super) fn is_liar(&self, member: &MemberId) -> bool {
+        self.deceit.liar.is_some_and(|liar| self.hosts[liar.0].name == *member)
     }
 
     /// Whatever a candidate or a primary wants of the liar, it refuses now and then: it says that it has promised a later epoch, or

@@ -341,6 +341,7 @@ impl World {
             return self.plan_restart(no);
         }
         self.hosts[no.0].running = Running::Up;
+        self.checks.starts(&self.hosts[no.0]);
         let host = &mut self.hosts[no.0];
         let same = host.was.replace(host.boot) == Some(host.boot);
         trace!(self, "{} starts with {} identity", self.hosts[no.0].name, if same { "the same" } else { "a new" });

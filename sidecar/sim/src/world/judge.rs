@@ -202,10 +202,11 @@ impl World {
         })
     }
 
-    /// Members that still have the memory with which they joined.
+    /// Members that still have the memory with which they joined, and have said so. One that lies may be left without what it says
+    /// it has: the others hold it.
     fn present<'a>(&'a self, config: &'a Configuration) -> impl Iterator<Item = (&'a MemberRef, &'a Host)> {
         let members = config.members.iter().map(|member| (member, &self.hosts[self.host_of(&member.id).0]));
-        members.filter(|(member, host)| host.boot == member.boot)
+        members.filter(|(member, host)| host.boot == member.boot && !self.is_liar(&member.id))
     }
 
     /// True when a backup holds a record where a loss of power leaves it with its identity: where it has promised `flushed`,

@@ -46,16 +46,38 @@ pub(crate) struct Lead {
     pub(crate) backlog: VecDeque<Vec<Rc<[u8]>>>,
     /// Appends that wait for their ack: where each ends, and its records.
     pub(crate) unacked: VecDeque<(Position, Lsn, Lsn)>,
-    pub(crate) barriers: Vec<(Post, Micros)>,
+    barriers: Vec<Barrier>,
     /// The last acknowledged record, and where its append ends.
     acked: (Lsn, Position),
-    /// Records up to which the app wants to hear that all are on disk.
-    syncs: Vec<Lsn>,
+    /// Records up to which the app wants to hear that all are on disk, and since when.
+    syncs: Vec<(Lsn, Micros)>,
     /// When members were asked what is corrupt there.
     pub(super) asked: Micros,
     /// Appends pause for a newcomer.
     paused: bool,
 }
+
+/// What the app is told once a barrier has passed that began after its question.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Proved {
+    /// That its sidecar is primary.
+    Role,
+    /// That it has read the whole log.
+    End,
+    /// That everything up to this record is on disk at every member.
+    Synced(Lsn),
+}
+
+#[derive(Debug)]
+struct Barrier {
+    post: Post,
+    /// When the app asked.
+    asked: Micros,
+    proves: Proved,
+}
+
+/// Barriers of an app that wait.
+const BARRIERS_MAX: usize = 4;
 
 impl World {
     /// A candidate has won: the recovered log is the app's to read, and the new epoch begins.
@@ -131,8 +153,8 @@ impl World {
             lead.machine.turn(&mut out);
             self.acknowledge(of, lead);
             self.publish(lead);
-            self.pass_barriers(lead);
-            self.answer_syncs(of, lead);
+            self.prove_syncs(lead);
+            self.pass_barriers(of, lead);
             self.checks.bounded_primary(lead.memory.len());
             if out.is_empty() || lead.machine.is_over() {
                 return self.execute_all(of, lead, out);
@@ -281,14 +303,14 @@ impl World {
         }
     }
 
-    /// The app hears that everything up to a record is on disk at every member.
-    fn answer_syncs(&mut self, of: SidecarNo, lead: &mut Lead) {
+    /// What is on disk at every member was there for a primary that may have been deposed since.
+    fn prove_syncs(&mut self, lead: &mut Lead) {
         let synced = lead.machine.synced();
-        let Some(last) = lead.syncs.iter().copied().filter(|last| *last <= synced).max() else { return };
-        lead.syncs.retain(|waiting| *waiting > synced);
-        trace!(self, "{} has synced up to record {last}", self.sidecars[of.0].name);
-        self.tally.syncs += 1;
-        self.judge_sync(lead.epoch, last);
+        let reached = lead.syncs.iter().filter(|(last, _)| *last <= synced).max().copied();
+        if let Some((last, asked)) = reached {
+            lead.syncs.retain(|(waiting, _)| *waiting > synced);
+            lead.prove(asked, Proved::Synced(last));
+        }
     }
 
     /// Tells readers how far the log is acknowledged.
@@ -327,28 +349,49 @@ impl World {
     }
 
     /// An empty write at every member proves that none of them had been fenced.
-    fn pass_barriers(&mut self, lead: &mut Lead) {
-        let barriers: Vec<Post> = lead.barriers.iter().map(|(post, _)| *post).collect();
+    fn pass_barriers(&mut self, of: SidecarNo, lead: &mut Lead) {
+        let barriers: Vec<Post> = lead.barriers.iter().map(|barrier| barrier.post).collect();
         barriers.into_iter().for_each(|barrier| self.probe(lead, barrier));
-        let passed: Vec<Micros> =
-            lead.barriers.iter().filter(|(post, _)| lead.machine.passed(*post)).map(|(_, asked)| *asked).collect();
-        lead.barriers.retain(|(post, _)| !lead.machine.passed(*post));
-        for asked in passed {
-            self.tally.barriers += 1;
-            self.checks.barrier_passed(lead.epoch, asked);
+        let machine = &lead.machine;
+        let passed = |barrier: &mut Barrier| {
+            let is_said = !matches!(barrier.proves, Proved::Role) && planted::has(Bug::EndUnproved);
+            is_said || machine.passed(barrier.post)
+        };
+        let passed: Vec<Barrier> = lead.barriers.extract_if(.., passed).collect();
+        for Barrier { asked, proves, .. } in passed {
+            match proves {
+                Proved::Role => {
+                    self.tally.barriers += 1;
+                    self.checks.barrier_passed(lead.epoch, asked);
+                }
+                Proved::End => self.checks.end_is_told(lead.epoch, asked),
+                Proved::Synced(last) => {
+                    trace!(self, "{} has synced up to record {last}", self.sidecars[of.0].name);
+                    self.tally.syncs += 1;
+                    self.checks.end_is_told(lead.epoch, asked);
+                    self.judge_sync(lead.epoch, last);
+                }
+            }
         }
     }
 }
 
 impl Lead {
     /// The app wants everything that it has appended on disk at every member. True if it can be had now.
-    pub(crate) fn sync(&mut self) -> bool {
+    pub(crate) fn sync(&mut self, asked: Micros) -> bool {
         let Some(writer) = &self.writer else { return false };
         let closure = writer.closure();
         let last = if closure.records() > 0 { closure.last } else { writer.next().prev() };
         self.machine.sync(Position::new(writer.identity().segment, closure.end), last);
-        self.syncs.push(last);
+        self.syncs.push((last, asked));
         true
+    }
+
+    /// The app has asked, and is told once it is proved that this is the primary.
+    pub(crate) fn prove(&mut self, asked: Micros, proves: Proved) {
+        if self.barriers.len() < BARRIERS_MAX || matches!(proves, Proved::Synced(_)) {
+            self.barriers.push(Barrier { post: self.machine.barrier(), asked, proves });
+        }
     }
 
     /// Marks what is acknowledged where nothing was appended since the last tick, as the append path does.

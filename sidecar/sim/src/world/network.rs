@@ -184,6 +184,7 @@ impl World {
 
     /// A backup answers.
     pub(crate) fn answer(&mut self, by: HostNo, id: RequestId, answer: Answer) {
+        let answer = self.perhaps_lie(by, answer);
         if self.on_answer_to_pull(by, id, &answer) {
             return;
         }

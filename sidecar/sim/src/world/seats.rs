@@ -15,7 +15,7 @@ use super::host::Running;
 use super::image::RETRY_LATER;
 use super::network::{Answer, Silence};
 use super::queue::Micros;
-use super::sidecar::{Again, HEARTBEAT_SILENCE, Role, believed, failure};
+use super::sidecar::{Again, HEARTBEAT_SILENCE, Role, failure};
 use super::{HostNo, SidecarNo, World};
 use crate::trace::trace;
 
@@ -178,7 +178,7 @@ impl World {
     pub(crate) fn on_spare_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {
         let Some(epoch) = self.sidecars[of.0].lead().map(|lead| lead.machine.config().epoch) else { return };
         let result = match answer {
-            Ok(Answer::Inventory(inventory)) => believed(inventory, epoch, epoch),
+            Ok(Answer::Inventory(inventory)) => self.believe(inventory, epoch, epoch),
             other => Err(failure(other)),
         };
         if result.is_ok() {

@@ -394,6 +394,18 @@ impl World {
         }
     }
 
+    /// What a sidecar believes of an answer to its fence. Of honest members, whatever has happened to their disks, the checks of a
+    /// fenced inventory must let all pass.
+    pub(crate) fn believe(&self, inventory: Inventory, epoch: Epoch, newest: Epoch) -> Result<Inventory, Failure> {
+        let log = inventory.log.expect("a backup that was fenced is bound to a log");
+        let lies = self.is_liar(&inventory.member);
+        match Reading::new(log, epoch, newest).take(inventory) {
+            Ok(whole) => Ok(whole.expect("no story has more copies than fit on a page")),
+            Err(why @ Unbelievable::Nonsense(_)) if !lies => panic!("an honest member is not believed: {why}"),
+            Err(why) => Err(why.into()),
+        }
+    }
+
     pub(crate) fn host_of(&self, member: &MemberId) -> HostNo {
         self.hosts.iter().find(|host| host.name == *member).expect("a backup of this world").no
     }
@@ -406,16 +418,5 @@ pub(crate) fn failure(answer: Result<Answer, Silence>) -> Failure {
         Ok(_) => Failure::Unreachable("not an answer to this".to_owned()),
         Err(Silence::Late) => Failure::Unreachable("no answer in time".to_owned()),
         Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),
-    }
-}
-
-/// What a sidecar believes of an answer to its fence. Members are honest here, whatever has happened to their disks: the checks
-/// of a fenced inventory must let all of it pass.
-pub(crate) fn believed(inventory: Inventory, epoch: Epoch, newest: Epoch) -> Result<Inventory, Failure> {
-    let log = inventory.log.expect("a backup that was fenced is bound to a log");
-    match Reading::new(log, epoch, newest).take(inventory) {
-        Ok(whole) => Ok(whole.expect("no story has more copies than fit on a page")),
-        Err(why @ Unbelievable::Ahead(_)) => Err(why.into()),
-        Err(why) => panic!("an honest member is not believed: {why}"),
     }
 }
