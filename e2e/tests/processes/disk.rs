@@ -247,9 +247,12 @@ fn full_disk_does_not_stop_the_group(fabric: &str) {
     let setup = Setup { buffers: 8, ..test.setup(fabric).unwrap() };
     let mut group = Group::prepare(setup).unwrap();
     let disk = SmallDisk::mount(&group.flush_folder(0), 4 << 20);
-    group.start_all().unwrap();
+    // The spare comes last: whoever answers first becomes a member.
+    (0..3).for_each(|member| group.start_backup(member).unwrap());
+    group.start_sidecar(0).unwrap();
     let members = group.wait_for_full_set().unwrap();
     assert!(members.contains(&0), "{members:?}");
+    group.start_all().unwrap();
     disk.fill();
     // More than the buffers hold: the backup with the full disk can lend no more, and the spare takes its place.
     let app = Background::start(group.observer().clone(), input, 64);
