@@ -247,7 +247,7 @@ fn full_disk_does_not_stop_the_group(fabric: &str) {
     let setup = Setup { buffers: 8, ..test.setup(fabric).unwrap() };
     let mut group = Group::prepare(setup).unwrap();
     let disk = SmallDisk::mount(&group.flush_folder(0), 4 << 20);
-    // The spare comes last: whoever answers first becomes a member.
+    // The spare starts last: the first three that answer become members.
     (0..3).for_each(|member| group.start_backup(member).unwrap());
     group.start_sidecar(0).unwrap();
     let members = group.wait_for_full_set().unwrap();

@@ -182,8 +182,7 @@ impl Checks {
         if epoch < self.history.excused {
             return;
         }
-        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < moment);
-        if let Some((newer, won)) = newer {
+        if let Some((newer, won)) = self.begun_before(epoch, moment) {
             broken("S14", format!("a board of epoch {epoch} covers {moment}; epoch {newer} began at {won}"));
         }
         let before = self.history.reached.partition_point(|(when, _)| *when < moment);
@@ -223,10 +222,9 @@ impl Checks {
         }
     }
 
-    /// Whoever asked at that moment is told where the log ends, by the sidecar of this epoch: no other one had more by then (S16).
+    /// An app that asked at that moment is told where the log ends, by the sidecar of this epoch: no newer epoch had begun (S16).
     pub(crate) fn end_is_told(&self, epoch: Epoch, asked: u64) {
-        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < asked);
-        if let Some((newer, won)) = newer {
+        if let Some((newer, won)) = self.begun_before(epoch, asked) {
             broken(
                 "S16",
                 format!("epoch {epoch}, asked at {asked}, tells where the log ends; epoch {newer} began at {won}"),
@@ -236,10 +234,15 @@ impl Checks {
 
     /// A barrier that was asked for at that moment has passed: its caller was still primary then (S4).
     pub(crate) fn barrier_passed(&self, epoch: Epoch, asked: u64) {
-        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < asked);
-        if let Some((newer, won)) = newer {
+        if let Some((newer, won)) = self.begun_before(epoch, asked) {
             broken("S4", format!("a barrier of epoch {epoch}, asked at {asked}, passes; epoch {newer} began at {won}"));
         }
+    }
+
+    /// A newer epoch that had begun by then, and when.
+    fn begun_before(&self, epoch: Epoch, moment: u64) -> Option<(Epoch, u64)> {
+        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < moment);
+        newer.map(|(newer, won)| (*newer, *won))
     }
 }
 
@@ -268,6 +271,7 @@ mod tests {
         checks.read(Epoch(2), Lsn(3), b"c");
         checks.acked(Epoch(1), Lsn(3), |_| false);
         checks.barrier_passed(Epoch(1), 4);
+        checks.end_is_told(Epoch(1), 4);
     }
 
     #[test]
@@ -413,5 +417,13 @@ mod tests {
         let mut checks = three_records();
         checks.won(5, &configuration(2), &recovered(2), |_, _| false);
         checks.barrier_passed(Epoch(1), 6);
+    }
+
+    #[test]
+    #[should_panic(expected = "S16 is broken: epoch 1, asked at 6, tells where the log ends; epoch 2 began at 5")]
+    fn an_end_told_by_a_zombie_is_noticed() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(3), |_, _| false);
+        checks.end_is_told(Epoch(1), 6);
     }
 }

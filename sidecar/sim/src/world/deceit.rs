@@ -165,7 +165,7 @@ fn lie_about(copy: &mut CopyReport, random: &mut Random) {
 }
 
 impl World {
-    /// What a member answers is false now and then, in one field. A person who orders the recovery from one disk believes that disk.
+    /// What a member answers is false now and then, in one field. Where a recovery from one disk was ordered, that disk is believed.
     pub(super) fn perhaps_lie(&mut self, by: HostNo, answer: Answer) -> Answer {
         let lies = self.faults_on || self.deceit.lies;
         if self.deceit.liar != Some(by) || !lies || self.desired.recover_from_disk.is_some() {

@@ -394,8 +394,8 @@ impl World {
         }
     }
 
-    /// What a sidecar believes of an answer to its fence. Of honest members, whatever has happened to their disks, the checks of a
-    /// fenced inventory must let all pass.
+    /// What a sidecar believes of an answer to its fence. An honest member's inventory must pass every check, even if its disk was
+    /// damaged.
     pub(crate) fn believe(&self, inventory: Inventory, epoch: Epoch, newest: Epoch) -> Result<Inventory, Failure> {
         let log = inventory.log.expect("a backup that was fenced is bound to a log");
         let lies = self.is_liar(&inventory.member);
