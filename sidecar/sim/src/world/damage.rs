@@ -120,6 +120,10 @@ impl World {
                 gone && host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
             // An older promise was of no `flushed`: until it takes part again, what it holds need not be on its disk.
             let promised = host.files.member_state().is_some_and(|own| own.promise.durability == self.plan.durability);
+            // Nor does it know, before a candidate asks it, whether an epoch that it had promised before has a primary.
+            let own = host.files.member_state().map(|own| own.promise.epoch);
+            let config = self.store.content().filter(|config| config.members.contains(&host.reference()));
+            let behind = config.is_some_and(|config| own < Some(config.epoch));
             // Under `flushed` what is not acknowledged yet was on its disk all the same.
             let newest = self.checks.owed().map(|record| record.identity.segment).max();
             let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);
@@ -129,7 +133,7 @@ impl World {
                 true => bytes_on_disk(host, record),
                 false => self.is_here(host, record),
             };
-            if says_so && promised && !was_on_disk && self.checks.owed().all(is_here) {
+            if says_so && promised && !behind && !was_on_disk && self.checks.owed().all(is_here) {
                 let host = &mut self.hosts[no.0];
                 (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);
             }
