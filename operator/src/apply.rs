@@ -1,7 +1,7 @@
 //! Does what a plan says: each action is one call to the API server, and each can be repeated.
 //!
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
-//! written; what has failed is written there.
+//! written, but for a removal that is to follow a creation; what has failed is written there.
 
 mod recheck;
 
@@ -23,7 +23,7 @@ use crate::error::{Cause, Doing, Error};
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
-use crate::plan::{Action, Plan, status};
+use crate::plan::{Action, Plan, Removal, status};
 use crate::secrets::{self, CaSecret};
 
 /// Who writes, as the API server remembers it.
@@ -34,9 +34,19 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     let executor = Executor::new(context, observed);
     let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut done = plan.status.clone();
+    let mut created = BTreeSet::new();
     for action in &plan.actions {
+        if let Action::Delete(Removal { name, after, .. }) = action
+            && let Some(refused) = after.iter().find(|pod| !created.contains(*pod))
+        {
+            info!(pod = %name, %refused, "kept: the pod that was to be created before it leaves was not");
+            continue;
+        }
         match executor.act(action).await {
             Ok(()) => {
+                if let Action::Create(pod) = action {
+                    created.insert(pod.name_any());
+                }
                 context.metrics.acted(action);
                 info!(%action, "done");
                 notices.extend(action.notice());

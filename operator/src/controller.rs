@@ -290,6 +290,7 @@ mod tests {
     use crate::installation::Installation;
     use crate::memory::Memories;
     use crate::options::Settings;
+    use crate::plan::Removal;
     use crate::rollouts::Rollouts;
     use crate::server_version::ServerVersion;
     use crate::test_api::{self, failure};
@@ -320,7 +321,12 @@ mod tests {
                 }
                 "GET" if path.ends_with("/replicagroups/orders") => (200, group.clone()),
                 "GET" if path.ends_with("/pods") => (200, json!({"metadata": {}, "items": []})),
+                // An image policy refuses this one.
+                "POST" if path.ends_with("/pods") && body.windows(7).any(|text| text == b"refused") => {
+                    failure(403, "Forbidden")
+                }
                 "POST" => (200, serde_json::from_slice(body).unwrap()),
+                "DELETE" if path.contains("/pods/") => (200, json!({"kind": "Status", "status": "Success"})),
                 _ => failure(404, "NotFound"),
             }
         }
@@ -410,6 +416,31 @@ mod tests {
         assert_eq!(failure.class(), Class::Conflict);
         server.show(&mut writers);
         reconcile_group(&context, &at).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_leaves_for_a_pod_that_the_server_refuses() {
+        let (server, context, _) = start().await;
+        let observation = observe(&context, &group_ref("shop", "orders")).await.unwrap();
+        let Observation::Complete(observed) = observation else { panic!("the group is there") };
+        let pod = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let leaves = |after: &str| {
+            let after = vec![after.to_owned()];
+            plan::Action::Delete(Removal {
+                name: "leaves".to_owned(),
+                uid: "1".to_owned(),
+                after,
+                ..Removal::default()
+            })
+        };
+        for (successor, deleted) in [("taken", true), ("refused", false)] {
+            server.take_calls();
+            let mut plan = plan(&observed);
+            plan.actions = vec![plan::Action::Create(Box::new(pod(successor))), leaves(successor)];
+            assert_eq!(apply::apply(&context, &observed, &plan).await.is_ok(), deleted);
+            let calls = server.take_calls();
+            assert_eq!(calls.iter().any(|call| call.starts_with("DELETE")), deleted, "{calls:?}");
+        }
     }
 
     #[tokio::test]

@@ -40,6 +40,7 @@ use crate::objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
 use crate::observed::Observed;
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
+pub use backups::Removal;
 use group_state::GroupState;
 use primary::{Leading, Primary, Standby};
 pub(crate) use readers::{SHOWN_MAX as READERS_SHOWN_MAX, stale as stale_readers};
@@ -199,7 +200,7 @@ fn apply(observed: &Observed, wanted: Owned) -> Result<Option<Action>, NotOwned>
     };
     match observed.objects.iter().find(is_same) {
         Some(existing) if !is_owned(&observed.group, &existing.object.metadata) => Err(NotOwned(existing.to_string())),
-        Some(existing) if contains(&existing.object, &wanted.object) => Ok(None),
+        Some(existing) if is_as_wanted(existing, &wanted) => Ok(None),
         _ => Ok(Some(Action::Apply(Box::new(wanted)))),
     }
 }
@@ -254,6 +255,11 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
 fn spare_nodes(plan: &BackupPlan) -> usize {
     let waits = plan.unplaced > 0 || plan.replacement.is_some() || plan.retry_at.is_some();
     if waits { 0 } else { plan.survey.free.len() }
+}
+
+fn is_as_wanted(existing: &Owned, wanted: &Owned) -> bool {
+    let headless = |owned: &Owned| owned.kind == Kind::Service && service::is_headless(&owned.object);
+    headless(existing) == headless(wanted) && contains(&existing.object, &wanted.object)
 }
 
 /// Whether everything that is wanted is so: then nothing is written.

@@ -9,6 +9,7 @@ use tailwind_crds::{LogStatus, ReplicaGroup};
 
 use super::{MANAGER, gone, of_uid};
 use crate::error::{Cause, Doing, Error};
+use crate::objects::service::is_headless;
 use crate::objects::{Kind, Owned};
 
 /// Ends the name of the object with which is tried whether a new one would be admitted.
@@ -34,15 +35,17 @@ pub(super) async fn same_log(
     Err(Error { doing: doing(), source })
 }
 
-/// Makes an object as it should be. Where the server says that a field cannot be changed, the object is deleted and made
-/// anew; but only for fields that are known to be such, and once the server would admit a new one. Anything else that it
-/// refuses, an admission policy perhaps, deletes nothing: without its role binding a group could not fail over.
+/// Makes an object as it should be. Where the server says that a field cannot be changed, or leaves one as it was, the object is
+/// deleted and made anew; but only for fields that are known to be such, and once the server would admit a new one. Anything
+/// else that it refuses, an admission policy perhaps, deletes nothing: without its role binding a group could not fail over.
 pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned) -> Result<(), Error> {
     let name = object.name_any();
     let doing = || format!("apply {name}");
     let params = PatchParams::apply(MANAGER).force();
     match api.patch(&name, &params, &Patch::Apply(object)).await {
         Err(kube::Error::Api(status)) if cannot_change(*kind, &status) => {}
+        // What is not said of a service's address stays, `None` included.
+        Ok(now) if *kind == Kind::Service && is_headless(&now) != is_headless(object) => {}
         other => return other.map(drop).doing(doing),
     }
     if let Some(old) = api.get_opt(&name).await.doing(doing)? {
@@ -164,6 +167,33 @@ mod tests {
         result.unwrap();
         let methods: Vec<&str> = calls.iter().map(|call| call.split(' ').next().unwrap()).collect();
         assert_eq!(methods, ["PATCH", "GET", "POST", "DELETE", "PATCH"]);
+    }
+
+    #[tokio::test]
+    async fn a_headless_service_gets_an_address_when_it_gets_ports() {
+        let service = |address: &str| {
+            let mut object = object(Kind::Service);
+            object.object.data = json!({"spec": {"clusterIP": address, "ports": [{"port": 6379}]}});
+            object
+        };
+        let recreated = Arc::new(Mutex::new(false));
+        let (client, calls) = server(move |call| {
+            let mut recreated = recreated.lock().unwrap();
+            *recreated |= call.starts_with("DELETE");
+            // As the API server does: the address that a service has is copied into what is written without one.
+            (200, json!(service(if *recreated { "10.96.0.7" } else { "None" }).object))
+        })
+        .await;
+        let api = Api::namespaced_with(client, "shop", &Kind::Service.resource(ServerVersion::TARGET));
+        let mut wanted = service("");
+        wanted.object.data["spec"].as_object_mut().unwrap().remove("clusterIP");
+        put(&api, &wanted).await.unwrap();
+        let methods = |calls: &Calls| -> Vec<String> {
+            calls.lock().unwrap().iter().map(|call| call.split(' ').next().unwrap().to_owned()).collect()
+        };
+        assert_eq!(methods(&calls), ["PATCH", "GET", "POST", "DELETE", "PATCH"]);
+        put(&api, &wanted).await.unwrap();
+        assert_eq!(methods(&calls).len(), 6, "one that has an address is changed in place");
     }
 
     fn log(version: u64) -> LogStatus {

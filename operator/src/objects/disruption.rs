@@ -55,8 +55,8 @@ pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> O
         "selector": {"matchLabels": {LABEL_BACKUP_OF: group.name_any()}},
     });
     if server.has_unhealthy_eviction() {
-        // One that is not caught up protects nothing.
-        spec["unhealthyPodEvictionPolicy"] = json!("AlwaysAllow");
+        // A member whose fabric has failed is not ready, and holds the log all the same: it goes only while the others are well.
+        spec["unhealthyPodEvictionPolicy"] = json!("IfHealthyBudget");
     }
     Owned::new(Kind::DisruptionBudget, &budget_name(&group.name_any()), group, server, json!({"spec": spec}))
 }

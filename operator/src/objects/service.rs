@@ -67,6 +67,12 @@ pub(crate) fn is_stale(slice: &DynamicObject, app: &[Pod]) -> bool {
     })
 }
 
+/// Whether the service has no address of its own. The API server copies that from the service as it was, so one that is to have
+/// an address, or none, has to be made anew.
+pub(crate) fn is_headless(service: &DynamicObject) -> bool {
+    service.data["spec"]["clusterIP"] == json!("None")
+}
+
 fn address(pod: &Pod) -> Option<IpAddr> {
     pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
 }

@@ -60,6 +60,8 @@ pub struct Removal {
     pub uid: String,
     /// Why.
     pub reason: RemovalReason,
+    /// Pods that have to be made before: where one of them is refused, this one stays.
+    pub after: Vec<String>,
 }
 
 /// Why a backup pod is removed.
@@ -200,7 +202,8 @@ impl<'a> Planner<'a> {
 
     fn remove(&mut self, backup: &BackupPod, reason: RemovalReason) {
         self.alive.retain(|other| other.name != backup.name);
-        self.plan.removals.push(Removal { name: backup.name.clone(), uid: backup.uid.clone(), reason });
+        let (name, uid) = (backup.name.clone(), backup.uid.clone());
+        self.plan.removals.push(Removal { name, uid, reason, after: Vec::new() });
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
@@ -349,6 +352,13 @@ impl<'a> Planner<'a> {
         let creations = names.zip(attempts).take(missing);
         self.plan.creations =
             creations.map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt }).collect();
+        // One that works is not given up for another that the API server does not take. What has failed is: it may be what
+        // leaves no room in a quota.
+        for removal in &mut self.plan.removals {
+            if matches!(removal.reason, RemovalReason::Leaves(_) | RemovalReason::LeavesFirst(_)) {
+                removal.after = self.plan.creations.iter().map(|creation| creation.name.clone()).collect();
+            }
+        }
 
         self.plan.unplaced =
             self.plan.creations.len() + self.alive.iter().filter(|backup| backup.node.is_none()).count();

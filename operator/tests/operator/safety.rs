@@ -172,7 +172,8 @@ impl World {
         self.observed.objects.retain(|other| other.kind != owned.kind || other.object.metadata.name != *name);
     }
 
-    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set.
+    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set, and lets
+    /// others go only while it is met.
     fn evict(&mut self) {
         let budget = |world: &World| {
             let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
@@ -191,7 +192,8 @@ impl World {
                 continue;
             }
             let holders = self.holders();
-            if budget(self).is_none_or(|stay| holders.len() as u64 > stay || !holders.contains(&pod.name_any())) {
+            let counts = u64::from(holders.contains(&pod.name_any()));
+            if budget(self).is_none_or(|stay| holders.len() as u64 >= stay + counts) {
                 let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
             }
