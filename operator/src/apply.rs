@@ -146,6 +146,7 @@ impl<'a> Executor<'a> {
             }
             Action::Delete(removal) => {
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
+                recheck::still_held(&self.context.prober, self.observed, &removal.licence, doing).await?;
                 let deleted = self.pods.delete(&removal.name, &of_uid(Some(removal.uid.clone()))).await;
                 gone(deleted.map(drop)).doing(doing)?;
             }

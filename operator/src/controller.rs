@@ -290,7 +290,8 @@ mod tests {
     use crate::installation::Installation;
     use crate::memory::Memories;
     use crate::options::Settings;
-    use crate::plan::Removal;
+    use crate::plan::backups::{Removal, RemovalReason};
+    use crate::plan::licence::Licence;
     use crate::rollouts::Rollouts;
     use crate::server_version::ServerVersion;
     use crate::test_api::{self, failure};
@@ -429,8 +430,9 @@ mod tests {
             plan::Action::Delete(Removal {
                 name: "leaves".to_owned(),
                 uid: "1".to_owned(),
+                reason: RemovalReason::Surplus,
                 after,
-                ..Removal::default()
+                licence: Licence::for_tests(),
             })
         };
         for (successor, deleted) in [("taken", true), ("refused", false)] {

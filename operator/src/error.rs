@@ -20,6 +20,9 @@ pub(crate) enum Cause {
     /// No certificate could be made.
     #[error(transparent)]
     Certificate(rcgen::Error),
+    /// Those that were to hold what a pod holds do not prove it any more.
+    #[error("{0}: looking again")]
+    NotHeld(String),
     /// The log is not any more as it was when this was decided.
     #[error("decided when the log was at {planned}, and it is at {now}: looking again")]
     Outdated {
@@ -80,7 +83,7 @@ impl Error {
         let source = match &self.source {
             Cause::Api(source) => source,
             Cause::Certificate(_) => return Class::Internal,
-            Cause::Outdated { .. } => return Class::Conflict,
+            Cause::Outdated { .. } | Cause::NotHeld(_) => return Class::Conflict,
         };
         let kube::Error::Api(status) = source else { return Class::Unavailable };
         if is_ending(source) {

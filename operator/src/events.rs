@@ -65,7 +65,7 @@ mod tests {
     use tailwind_crds::Phase;
 
     use super::*;
-    use crate::plan::backups::Removal;
+    use crate::plan::backups::RemovalReason;
     use crate::test_api;
 
     #[tokio::test]
@@ -86,13 +86,10 @@ mod tests {
             serde_json::from_value(json!({"apiVersion": api, "kind": "ReplicaGroup", "metadata": metadata, "spec": {}}))
                 .unwrap()
         };
-        let removed = |pod: &str, uid: &str| {
-            Notice::BackupRemoved(Removal { name: pod.to_owned(), uid: uid.to_owned(), ..Removal::default() })
-        };
+        let removed = |pod: &str| Notice::BackupRemoved(pod.to_owned(), RemovalReason::Surplus);
         let phase = |text: &str| Notice::Phase(Phase::Degraded, text.to_owned());
-        publish(&recorder, &group("1"), &[removed("a", "1"), removed("b", "1"), phase("for one reason")]).await;
-        publish(&recorder, &group("2"), &[removed("a", "2"), phase("for another"), Notice::Primary("a".to_owned())])
-            .await;
+        publish(&recorder, &group("1"), &[removed("a"), removed("b"), phase("for one reason")]).await;
+        publish(&recorder, &group("2"), &[removed("a"), phase("for another"), Notice::Primary("a".to_owned())]).await;
         let events = events.lock().unwrap();
         let summary: Vec<String> = events
             .iter()

@@ -15,6 +15,7 @@ pub mod certificates;
 mod conditions;
 mod count;
 mod group_state;
+pub(crate) mod licence;
 pub(crate) mod news;
 pub(crate) mod phase;
 mod placement;
@@ -205,8 +206,12 @@ fn apply(observed: &Observed, wanted: Owned) -> Result<Option<Action>, NotOwned>
     }
 }
 
+/// Without a log nobody is in a set. A gate that says otherwise may be all that is left of a config store that was emptied: it
+/// stays.
 fn gates(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
+    let has_log = state.observed.log().is_some();
     let changed = state.alive().filter(|backup| backup.node.is_some() && backup.gate != Some(backup.member));
+    let changed = changed.filter(move |backup| has_log || backup.gate.is_none());
     changed.map(|backup| Action::Gate { pod: backup.name.clone(), caught_up: backup.member })
 }
 
@@ -322,6 +327,9 @@ mod tests {
             texts::<backups::Advice>(),
             texts::<backups::RemovalReason>(),
             texts::<backups::Replacement>(),
+            texts::<licence::Evidence>(),
+            texts::<licence::NotWhole>(),
+            texts::<licence::Withheld>(),
             texts::<certificates::CertificateRole>(),
             texts::<certificates::CertificateStep>(),
             texts::<phase::PhaseReason>(),

@@ -2,8 +2,8 @@
 //! ready.
 //!
 //! Called by [`observe`](crate::observe), which waits for answers for a moment and takes what is known then; later ones are
-//! there for the next look. Only the status rests on them: a report that cannot be read is passed on with its reason, and never
-//! taken for a sound backup or a working primary.
+//! there for the next look. A report that cannot be read is passed on with its reason, and never taken for a sound backup or a
+//! working primary. Right before a pod is removed, those whose reports allow it are asked once more.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -58,6 +58,8 @@ const NAME_CHARS_MAX: usize = 253;
 const REASON_CHARS_MAX: usize = 300;
 /// What a sidecar waits for names each member, and what is wrong there.
 const WAIT_CHARS_MAX: usize = 1000;
+
+const NO_ADDRESS: &str = "it has no address";
 
 type HttpClient = Client<HttpConnector, Empty<Bytes>>;
 
@@ -139,6 +141,24 @@ impl Prober {
         self.reports(PORT_BACKUP_PROBES, group, pods).await
     }
 
+    /// The same, asked now: each once.
+    pub(crate) async fn backup_reports_now<'a>(
+        &self,
+        group: &str,
+        pods: impl Iterator<Item = &'a Pod>,
+    ) -> BTreeMap<String, Result<BackupReport, String>> {
+        let requests = pods.map(|pod| async move {
+            let name = pod.name_any();
+            let page = match url(pod, PORT_BACKUP_PROBES, report::PATH) {
+                Some(url) => fetch_in_time(&self.client, &url).await,
+                None => Err(NO_ADDRESS.to_owned()),
+            };
+            let report = page.and_then(|page| read_report(&page, group, &name));
+            (name, report.map_err(|why| cut(&why, REASON_CHARS_MAX)))
+        });
+        join_all(requests).await.into_iter().collect()
+    }
+
     async fn reports<'a, T: DeserializeOwned>(
         self: &Arc<Prober>,
         port: u16,
@@ -176,9 +196,7 @@ impl Prober {
         path: &'static str,
         age_max: Duration,
     ) -> Option<Result<Page, String>> {
-        let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
-        let Some(ip) = ip else { return Some(Err("it has no address".to_owned())) };
-        let url = format!("http://{}{path}", SocketAddr::new(ip, port));
+        let Some(url) = url(pod, port, path) else { return Some(Err(NO_ADDRESS.to_owned())) };
         if let Some(request) = self.request(&url, age_max) {
             // A pod that is well answers within milliseconds. Others are waited for beside the reconciles.
             drop(timeout(ANSWER_PATIENCE, request).await);
@@ -251,6 +269,12 @@ impl CachedResponse {
             (page, _) => page,
         })
     }
+}
+
+/// `None` while the pod has no address.
+fn url(pod: &Pod, port: u16, path: &str) -> Option<String> {
+    let ip = pod.status.as_ref()?.pod_ip.as_deref()?.parse::<IpAddr>().ok()?;
+    Some(format!("http://{}{path}", SocketAddr::new(ip, port)))
 }
 
 async fn fetch_in_time(client: &HttpClient, url: &str) -> Result<Page, String> {
@@ -341,9 +365,9 @@ mod tests {
         let sound = r#"{"version":1,"group":"orders","name":"b","damaged":0,"quarantined":0}"#;
         let page = |body: &str| response("200 OK", body);
         let other = |from: &str, to: &str| page(&sound.replace(from, to));
-        assert_eq!(report_in(&page(sound)).await, Ok(BackupReport { damaged: 0, quarantined: Some(0), folder: None }));
+        assert_eq!(report_in(&page(sound)).await, Ok(BackupReport { quarantined: Some(0), ..BackupReport::default() }));
         let newer = other("}", r#","new":[{}]}"#);
-        assert_eq!(report_in(&newer).await, Ok(BackupReport { damaged: 0, quarantined: Some(0), folder: None }));
+        assert_eq!(report_in(&newer).await, Ok(BackupReport { quarantined: Some(0), ..BackupReport::default() }));
         for (response, why) in [
             (response("404 Not Found", sound), "it has no page /report: its program is older than the operator"),
             (response("500 Internal Server Error", sound), "/report answers 500 Internal Server Error: {"),

@@ -46,7 +46,7 @@ fn operators_read_reports_of_the_first_release() {
     let folder = Some(FolderUse { bytes: 58_810_368, max: 62_705_664 });
     assert_eq!(
         report::read(BACKUP_REPORT.as_bytes(), "demo", "demo-backup-fftd6"),
-        Ok(BackupReport { damaged: 2, quarantined: Some(1), folder })
+        Ok(BackupReport { damaged: 2, quarantined: Some(1), folder, ..BackupReport::default() })
     );
     let report: SidecarReport = report::read(SIDECAR_REPORT.as_bytes(), "demo", "app-7d78579cd8-s7ws6").unwrap();
     assert!(report.is_primary() && report.standbys[0].takeover.as_ref().unwrap().ready);

@@ -2,6 +2,7 @@
 //!
 //! Called by [`apply`](super).
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::Status;
@@ -11,6 +12,9 @@ use super::{MANAGER, gone, of_uid};
 use crate::error::{Cause, Doing, Error};
 use crate::objects::service::is_headless;
 use crate::objects::{Kind, Owned};
+use crate::observed::Observed;
+use crate::plan::licence::Licence;
+use crate::probe::Prober;
 
 /// Ends the name of the object with which is tried whether a new one would be admitted.
 const TRIAL: &str = "-trial";
@@ -33,6 +37,20 @@ pub(super) async fn same_log(
     };
     let source = Cause::Outdated { planned: text(planned), now: text(now.as_ref()) };
     Err(Error { doing: doing(), source })
+}
+
+/// Whether those that report to hold the log say so now: what the plan was made from may be some seconds old.
+pub(super) async fn still_held(
+    prober: &Prober,
+    observed: &Observed,
+    licence: &Licence,
+    doing: impl Fn() -> String,
+) -> Result<(), Error> {
+    let is_holder = |pod: &&Pod| licence.holders().contains(&pod.name_any());
+    let pods = observed.backups.iter().filter(is_holder);
+    let reports = prober.backup_reports_now(&observed.group.name_any(), pods).await;
+    let held = licence.holds_still(observed.log(), &reports);
+    held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 
 /// Makes an object as it should be. Where the server says that a field cannot be changed, or leaves one as it was, the object is

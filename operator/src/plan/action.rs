@@ -14,7 +14,7 @@ use strum::{AsRefStr, EnumIter};
 use tailwind_crds::names::ANNOTATION_ATTEMPT;
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
-use super::backups::Removal;
+use super::backups::{Removal, RemovalReason};
 use super::certificates::CertificateStep;
 use super::rollout::Rollout;
 use super::switchover::HandoverReason;
@@ -81,7 +81,7 @@ impl Action {
                 None => Notice::BackupCreated(pod.name_any()),
                 Some(failed) => Notice::BackupReplaced(pod.name_any(), failed.clone()),
             }),
-            Action::Delete(removal) => Some(Notice::BackupRemoved(removal.clone())),
+            Action::Delete(removal) => Some(Notice::BackupRemoved(removal.name.clone(), removal.reason.clone())),
             Action::Certificates(CertificateStep::RenewAuthority) => Some(Notice::AuthorityRenewed),
             Action::Role { pod, primary: true } => Some(Notice::Primary(pod.clone())),
             _ => None,
@@ -116,8 +116,8 @@ pub enum Notice {
     /// created backup pod {0}, after {1} that failed
     #[strum(serialize = "BackupCreated")]
     BackupReplaced(String, String),
-    /// removed backup pod {0}
-    BackupRemoved(Removal),
+    /// removed backup pod {0}: {1}
+    BackupRemoved(String, RemovalReason),
     /// made a new CA; certificates are issued by it when every pod trusts it
     AuthorityRenewed,
     /// {0} is primary
@@ -196,11 +196,11 @@ impl Notice {
         match self {
             Notice::BackupCreated(pod)
             | Notice::BackupReplaced(pod, _)
+            | Notice::BackupRemoved(pod, _)
             | Notice::Primary(pod)
             | Notice::HandsOver(pod, ..)
             | Notice::SwitchoverAsked(pod, _)
             | Notice::SwitchedOver(pod, _) => Some(pod),
-            Notice::BackupRemoved(removal) => Some(&removal.name),
             Notice::SwitchoverRefused(refusal) => Some(refusal.pod()),
             Notice::AuthorityRenewed | Notice::NotPlaceable(_) | Notice::Refused(..) | Notice::Phase(..) => None,
         }

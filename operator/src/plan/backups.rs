@@ -7,6 +7,8 @@
 //!    time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where
 //!    a node is free; or, where none is, when the others are all in the set and enough of them to go on.
 //! 3. What is missing is made. A member whose pod or node is dead counts as missing, and stays until the set has let it go.
+//!
+//! Whatever the reason, a pod is removed only with a [`Licence`]: the proof that it does not hold what nobody else does.
 
 use std::collections::BTreeSet;
 
@@ -17,6 +19,7 @@ use strum::EnumIter;
 
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::group_state::GroupState;
+use super::licence::{Licence, Withheld, licence};
 use super::placement::{Survey, survey};
 use super::rollout::Rollout;
 use crate::objects::disruption::Exit;
@@ -51,8 +54,8 @@ pub(crate) struct BackupPlan {
     pub(crate) rollout: Rollout,
 }
 
-/// {name}: {reason}
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
+/// A pod to be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
     /// The pod.
     pub name: String,
@@ -62,6 +65,8 @@ pub struct Removal {
     pub reason: RemovalReason,
     /// Pods that have to be made before: where one of them is refused, this one stays.
     pub after: Vec<String>,
+    /// What shows that nothing is lost with it.
+    pub licence: Licence,
 }
 
 /// Why a backup pod is removed.
@@ -99,6 +104,8 @@ pub(crate) enum Replacement {
     BeforeSuccessor(String, Leave),
     /// {0} leaves, since spec.backups is {1}
     ScaledDown(String, usize),
+    /// {0} should go, and stays: {1}
+    Kept(String, Withheld),
     /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
     /// app
     NoPrimary { pod: String, node: String, why: Leave },
@@ -113,10 +120,13 @@ pub(crate) enum Replacement {
 impl Replacement {
     /// Whether it waits for something that the operator cannot do.
     pub(crate) fn is_blocked(&self) -> bool {
-        matches!(
-            self,
-            Replacement::NoPrimary { .. } | Replacement::TooFewCopies { .. } | Replacement::OthersOutsideSet { .. }
-        )
+        match self {
+            Replacement::NoPrimary { .. } | Replacement::TooFewCopies { .. } | Replacement::OthersOutsideSet { .. } => {
+                true
+            }
+            Replacement::Kept(_, withheld) => !withheld.is_brief(),
+            _ => false,
+        }
     }
 }
 
@@ -140,12 +150,15 @@ pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
 }
 
 struct Planner<'a> {
+    state: &'a GroupState<'a>,
     observed: &'a Observed,
     backups: &'a [BackupPod],
     /// Those that work and are not removed in this round.
     alive: Vec<&'a BackupPod>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
+    /// Failed ones that may hold what nobody else does; others take their places, as many as there shall be in all.
+    kept: usize,
     has_log: bool,
     has_primary: bool,
     wanted: usize,
@@ -167,10 +180,12 @@ impl<'a> Planner<'a> {
         let sample = backup(&observed.group, &observed.settings, &Creation::default());
         let survey = survey(&sample, &observed.nodes, &occupied);
         Planner {
+            state,
             observed,
             backups: &state.backups,
             alive: state.alive().collect(),
             held: 0,
+            kept: 0,
             has_log: observed.log().is_some(),
             has_primary: state.primary.is_here(),
             wanted: usize::from(spec.backups),
@@ -200,10 +215,20 @@ impl<'a> Planner<'a> {
         (backup.health == Health::Ending || is_removed) && backup.node.as_deref().is_some_and(is_ready)
     }
 
-    fn remove(&mut self, backup: &BackupPod, reason: RemovalReason) {
-        self.alive.retain(|other| other.name != backup.name);
-        let (name, uid) = (backup.name.clone(), backup.uid.clone());
-        self.plan.removals.push(Removal { name, uid, reason, after: Vec::new() });
+    /// True if it goes. Otherwise the plan says why it stays.
+    fn remove(&mut self, backup: &BackupPod, reason: RemovalReason) -> bool {
+        match licence(self.state, backup, &self.plan.removals) {
+            Ok(licence) => {
+                self.alive.retain(|other| other.name != backup.name);
+                let (name, uid) = (backup.name.clone(), backup.uid.clone());
+                self.plan.removals.push(Removal { name, uid, reason, after: Vec::new(), licence });
+                true
+            }
+            Err(withheld) => {
+                self.plan.replacement.get_or_insert(Replacement::Kept(backup.name.clone(), withheld));
+                false
+            }
+        }
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
@@ -221,11 +246,17 @@ impl<'a> Planner<'a> {
                 self.plan.retry_at = Some(earliest);
                 continue;
             }
+            if !self.remove(backup, RemovalReason::Failed(failure.clone())) {
+                self.kept += 1;
+                if self.kept > self.wanted {
+                    self.held += 1;
+                    continue;
+                }
+            }
             self.attempts.push(backup.attempt + 1);
             if matches!(failure, PodFailure::Refused(_)) || backup.attempt > 0 {
                 self.avoid.extend(backup.node.clone());
             }
-            self.remove(backup, RemovalReason::Failed(failure.clone()));
         }
     }
 
@@ -250,20 +281,32 @@ impl<'a> Planner<'a> {
             if gently && !(others_ready && self.plan.removals.is_empty() && self.alive.len() >= self.wanted) {
                 continue;
             }
-            self.remove(backup, RemovalReason::Leaves(why.clone()));
-            self.plan.replacement = Some(Replacement::OutsideSet(backup.name.clone(), why.clone()));
+            if self.remove(backup, RemovalReason::Leaves(why.clone())) {
+                self.plan.replacement = Some(Replacement::OutsideSet(backup.name.clone(), why.clone()));
+            }
         }
     }
 
     /// A member that shall leave: another one first, where there is a node for it.
     fn replace(&mut self, member: &BackupPod, why: &Leave) {
         let replacement = self.next_step(member, why.clone());
-        match &replacement {
-            Replacement::AfterSuccessor(..) => self.remove(member, RemovalReason::Leaves(why.clone())),
-            Replacement::BeforeSuccessor(..) => self.remove(member, RemovalReason::LeavesFirst(why.clone())),
-            Replacement::CreatesSuccessor(..) | Replacement::SuccessorCatchesUp(..) => self.surge = true,
-            Replacement::AfterLeavingMember(..) => self.surge = self.alive.len() > self.wanted,
-            _ => {}
+        let (kept, reason) = match &replacement {
+            Replacement::AfterSuccessor(..) => (true, Some(RemovalReason::Leaves(why.clone()))),
+            Replacement::BeforeSuccessor(..) => (false, Some(RemovalReason::LeavesFirst(why.clone()))),
+            Replacement::CreatesSuccessor(..) | Replacement::SuccessorCatchesUp(..) => (true, None),
+            Replacement::AfterLeavingMember(..) => (self.alive.len() > self.wanted, None),
+            _ => (false, None),
+        };
+        match reason {
+            None => self.surge = kept,
+            Some(reason) => {
+                self.plan.replacement = None;
+                if !self.remove(member, reason) {
+                    // Its successor stays as well.
+                    self.surge = kept;
+                    return;
+                }
+            }
         }
         self.plan.replacement = Some(replacement);
     }
@@ -314,7 +357,9 @@ impl<'a> Planner<'a> {
                 (backup.health == Health::Unplaced, !backup.ready, backup.created, backup.name.clone())
             });
             let Some(outsider) = outsider.copied() else { break };
-            self.remove(outsider, RemovalReason::Surplus);
+            if !self.remove(outsider, RemovalReason::Surplus) {
+                break;
+            }
         }
         let holders = self.holders();
         if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_leaving_member() {
@@ -323,8 +368,9 @@ impl<'a> Planner<'a> {
         let Some(surplus) = self.alive.iter().max_by_key(|backup| (self.crowd(backup), backup.created)).copied() else {
             return;
         };
-        self.remove(surplus, RemovalReason::Surplus);
-        self.plan.replacement = Some(Replacement::ScaledDown(surplus.name.clone(), self.wanted));
+        if self.remove(surplus, RemovalReason::Surplus) {
+            self.plan.replacement = Some(Replacement::ScaledDown(surplus.name.clone(), self.wanted));
+        }
     }
 
     /// How many share a zone with it: the rest shall be spread well.

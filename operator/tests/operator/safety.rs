@@ -1,7 +1,11 @@
 //! What no plan may ever do, over random worlds; and that plans come to their end: a small world of kubelets, a scheduler and
 //! a primary that does what the status asks for is played until nothing changes any more.
+//!
+//! The world knows which segments each pod holds, and judges by that alone, not by what pods report: no segment is in fewer
+//! places than `minInSync` because of the operator, be it by a removal or by an eviction that its budget allows. Where a
+//! segment is in fewer places already, each of them stays.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -15,11 +19,15 @@ use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
 use tailwind_operator::options::Settings;
 use tailwind_operator::plan::{Action, Plan, plan};
+use tailwind_report::report::BackupReport;
 
 const NOW: &str = "2026-06-01T12:00:00Z";
 const PRIMARY_IP: &str = "10.0.0.1";
 /// Rounds in which every world must have come to rest: each pod moves once, and each move takes some five rounds.
 const ROUNDS_MAX: u32 = 200;
+/// All segments of the log, a bit for each.
+const WHOLE: u8 = 0b1111;
+const LOG_ID: &str = "00";
 
 /// Of a pod at the start.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +35,22 @@ struct Start {
     member: bool,
     old: bool,
     state: u8,
+    /// Segments that it lacks: as a member it reports them as damaged, otherwise it left before they were written.
+    lacks: u8,
+    quarantined: u8,
+    /// It lost its memory and is somebody new, and the set does not know yet.
+    emptied: bool,
+    /// Nobody gets its report.
+    silent: bool,
+}
+
+/// What a pod holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Copy {
+    boot: u8,
+    segments: u8,
+    quarantined: u8,
+    silent: bool,
 }
 
 /// A world at the start.
@@ -39,14 +63,29 @@ struct Begin {
     /// Whoever cordoned those nodes evicts what is on them, as far as the budget lets them.
     drained: bool,
     has_primary: bool,
+    /// Some admission refuses every pod.
+    refuses: bool,
+    /// Members cannot lend, and are not ready.
+    fabric_fails: bool,
+    /// Somebody has emptied the config store.
+    forgotten: bool,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
-    let pod = (any::<bool>(), prop::bool::weighted(0.3), 0_u8..6).prop_map(|(member, old, state)| Start {
-        member,
-        old,
-        state,
-    });
+    let seldom = || prop::bool::weighted(0.05);
+    let lacks = prop_oneof![5 => Just(0), 1 => 0..=WHOLE];
+    let quarantined = prop_oneof![15 => Just(0), 1 => 1_u8..3];
+    let pod = (any::<bool>(), prop::bool::weighted(0.3), 0_u8..6, lacks, quarantined, seldom(), seldom()).prop_map(
+        |(member, old, state, lacks, quarantined, emptied, silent)| Start {
+            member,
+            old,
+            state,
+            lacks,
+            quarantined,
+            emptied,
+            silent,
+        },
+    );
     let nodes = prop::collection::vec(prop::bool::weighted(0.3), 1..8);
     (
         1_u8..6,
@@ -55,20 +94,27 @@ fn begin() -> impl Strategy<Value = Begin> {
         nodes,
         any::<bool>(),
         prop::bool::weighted(0.9),
+        (seldom(), seldom(), seldom()),
     )
-        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary)| Begin {
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
             pods,
             cordoned,
             drained,
             has_primary,
+            refuses: faults.0,
+            fabric_fails: faults.1,
+            forgotten: faults.2,
         })
 }
 
 struct World {
     observed: Observed,
     made: u32,
+    copies: BTreeMap<String, Copy>,
+    refuses: bool,
+    fabric_fails: bool,
 }
 
 impl World {
@@ -85,7 +131,7 @@ impl World {
             .map(|(index, _)| format!("orders-backup-p{index}"))
             .collect();
         let log = json!({
-            "id": "00", "claim": "00", "epoch": 1, "version": 1,
+            "id": LOG_ID, "claim": "00", "epoch": 1, "version": 1,
             "primary": {"name": "app-0", "control": format!("{PRIMARY_IP}:7410")},
             "members": members.iter().map(|name| json!({"name": name, "boot": "0", "control": "x"})).collect::<Vec<_>>(),
         });
@@ -94,7 +140,7 @@ impl World {
             "kind": "ReplicaGroup",
             "metadata": {"name": "orders", "namespace": "shop", "uid": "u", "generation": 1},
             "spec": spec,
-            "status": if members.is_empty() { json!({}) } else { json!({"log": log}) },
+            "status": if members.is_empty() || begin.forgotten { json!({}) } else { json!({"log": log}) },
         }))
         .unwrap();
         let app = json!({
@@ -129,6 +175,9 @@ impl World {
                 group,
             },
             made: 0,
+            copies: BTreeMap::new(),
+            refuses: begin.refuses,
+            fabric_fails: begin.fabric_fails,
         };
         for (index, start) in begin.pods.iter().enumerate() {
             world.place(index, *start, begin.cordoned.len());
@@ -149,22 +198,83 @@ impl World {
         if index < nodes {
             pod["spec"]["nodeName"] = json!(format!("n{index}"));
         }
+        let started = start.state > 2 || start.state == 1;
+        let copy = match () {
+            () if !started => Copy::default(),
+            () if start.emptied => Copy { boot: 1, ..Copy::default() },
+            () if start.member => Copy { segments: WHOLE & !start.lacks, ..Copy::default() },
+            // It was a member once, or it was not.
+            () if start.lacks > 0 => Copy { segments: WHOLE & !start.lacks, ..Copy::default() },
+            () => Copy::default(),
+        };
+        let quarantined = if started { start.quarantined } else { 0 };
+        self.copies.insert(name, Copy { quarantined, silent: start.silent, ..copy });
         match start.state {
             0 => pod["status"] = json!({"phase": "Failed", "reason": "Evicted"}),
             1 => pod["metadata"]["deletionTimestamp"] = json!(NOW),
             2 => pod["status"] = json!({"phase": "Pending"}),
-            _ => run(&mut pod),
+            _ => run(&mut pod, !(start.member && self.fabric_fails)),
         }
+        gate(&mut pod, start.member);
         self.observed.backups.push(serde_json::from_value(pod).unwrap());
+    }
+
+    /// What pods report, of those that are asked.
+    fn report(&mut self) {
+        let asked = |pod: &&Pod| is_ready(pod) || self.is_named(&pod.name_any());
+        let reports = self.observed.backups.iter().filter(asked).map(|pod| {
+            let name = pod.name_any();
+            let copy = self.copies[&name];
+            let is_named = self.is_named(&name);
+            if copy.silent || has_failed(pod) {
+                return (name, Err("no answer within 2 s".to_owned()));
+            }
+            let holds = copy.segments != 0 || is_named && copy.boot == 0;
+            let lacks = (WHOLE & !copy.segments).count_ones();
+            let report = BackupReport {
+                boot: copy.boot.to_string(),
+                log: holds.then(|| LOG_ID.to_owned()),
+                epoch: u64::from(holds),
+                copies: copy.segments.count_ones().into(),
+                damaged: if is_named && copy.boot == 0 { lacks.into() } else { 0 },
+                quarantined: Some(copy.quarantined.into()),
+                folder: None,
+            };
+            (name, Ok(report))
+        });
+        self.observed.reports = reports.collect();
+    }
+
+    /// In how many places each segment is: of pods that run and have not been asked to end.
+    fn places(&self) -> [usize; 4] {
+        let runs = |pod: &&Pod| !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
+        let held: Vec<u8> =
+            self.observed.backups.iter().filter(runs).map(|pod| self.copies[&pod.name_any()].segments).collect();
+        std::array::from_fn(|segment| held.iter().filter(|segments| **segments & 1 << segment != 0).count())
+    }
+
+    /// The operator has let a pod go: every segment is in as many places as an append needs, or in no fewer than before.
+    fn judge(&self, before: [usize; 4], how: &str) {
+        for (segment, (after, before)) in self.places().into_iter().zip(before).enumerate() {
+            let least = before.min(self.floor());
+            assert!(after >= least, "{how}: segment {segment} was in {before} places, and is in {after}");
+        }
     }
 
     fn log(&mut self) -> Option<&mut Vec<LogMember>> {
         Some(&mut self.observed.group.status.as_mut()?.log.as_mut()?.members)
     }
 
-    fn is_member(&self, name: &str) -> bool {
+    /// Whether the set names it, under whichever identity.
+    fn is_named(&self, name: &str) -> bool {
         let log = self.observed.group.status.as_ref().and_then(|status| status.log.as_ref());
         log.is_some_and(|log| log.members.iter().any(|member| member.name == name))
+    }
+
+    fn is_member(&self, name: &str) -> bool {
+        let log = self.observed.group.status.as_ref().and_then(|status| status.log.as_ref());
+        let boot = self.copies[name].boot.to_string();
+        log.is_some_and(|log| log.members.iter().any(|member| member.name == name && member.boot == boot))
     }
 
     fn forget(&mut self, owned: &Owned) {
@@ -177,12 +287,7 @@ impl World {
     fn evict(&mut self) {
         let budget = |world: &World| {
             let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
-            world
-                .observed
-                .objects
-                .iter()
-                .find(of_kind)
-                .map(|budget| budget.object.data["spec"]["minAvailable"].as_u64().unwrap())
+            world.observed.objects.iter().find(of_kind).map(|budget| budget.object.data["spec"].clone())
         };
         for index in 0..self.observed.backups.len() {
             let pod = &self.observed.backups[index];
@@ -191,21 +296,28 @@ impl World {
             if !drained || pod.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            let holders = self.holders();
-            let counts = u64::from(holders.contains(&pod.name_any()));
-            if budget(self).is_none_or(|stay| holders.len() as u64 >= stay + counts) {
+            let healthy = |pod: &&Pod| is_ready(pod) && self.holders().contains(&pod.name_any());
+            let all = self.observed.backups.iter().filter(healthy).count() as u64;
+            let counts = u64::from(healthy(&pod));
+            let allows = |budget: &serde_json::Value| {
+                counts == 0 && budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+                    || all >= budget["minAvailable"].as_u64().unwrap() + counts
+            };
+            let budget = budget(self);
+            if budget.as_ref().is_none_or(allows) {
+                let before = self.places();
                 let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
+                if budget.is_some() {
+                    self.judge(before, "an eviction that the budget allows");
+                }
             }
         }
     }
 
     /// Members whose pods work.
     fn holders(&self) -> BTreeSet<String> {
-        let works = |pod: &&Pod| {
-            let failed = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed");
-            !failed && pod.metadata.deletion_timestamp.is_none()
-        };
+        let works = |pod: &&Pod| !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
         self.observed
             .backups
             .iter()
@@ -222,6 +334,7 @@ impl World {
     fn plan(&mut self) -> Plan {
         self.made += 10;
         self.observed.names = (0..10).map(|n| format!("m{}", self.made + n)).collect();
+        self.report();
         plan(&self.observed)
     }
 
@@ -243,7 +356,9 @@ impl World {
         }
         let failed_member = self.observed.backups.iter().find(|pod| {
             let name = pod.name_any();
-            deleted.contains(name.as_str()) && self.is_member(&name) && !holders.contains(&name)
+            deleted.contains(name.as_str())
+                && self.is_named(&name)
+                && (has_failed(pod) || pod.metadata.deletion_timestamp.is_some())
         });
         assert!(failed_member.is_none(), "a dead member was removed before the set had let it go");
         let wanted = plan.status.members_wanted.unwrap();
@@ -259,16 +374,22 @@ impl World {
     fn turn(&mut self, plan: Plan, drained: bool) {
         for action in plan.actions {
             match action {
+                Action::Create(_) if self.refuses => {}
+                Action::Delete(removal) if self.refuses && !removal.after.is_empty() => {}
                 Action::Create(pod) => {
+                    self.copies.insert(pod.name_any(), Copy::default());
                     let mut pod = serde_json::to_value(pod).unwrap();
                     pod["metadata"]["uid"] = pod["metadata"]["name"].clone();
                     pod["metadata"]["creationTimestamp"] = json!(self.observed.now.to_string());
                     self.observed.backups.push(serde_json::from_value(pod).unwrap());
                 }
                 Action::Delete(removal) => {
+                    assert_eq!(self.copies[&removal.name].quarantined, 0, "what is in quarantine stays");
+                    let before = self.places();
                     let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == removal.name).unwrap();
                     pod.metadata.deletion_timestamp =
                         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
+                    self.judge(before, &format!("{} is removed: {}", removal.name, removal.reason));
                 }
                 Action::Apply(object) => {
                     self.forget(&object);
@@ -276,6 +397,12 @@ impl World {
                 }
                 Action::Remove(object) => {
                     self.forget(&object);
+                }
+                Action::Gate { pod: name, caught_up } => {
+                    let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == name).unwrap();
+                    let mut value = serde_json::to_value(&*pod).unwrap();
+                    gate(&mut value, caught_up);
+                    *pod = serde_json::from_value(value).unwrap();
                 }
                 _ => {}
             }
@@ -293,7 +420,8 @@ impl World {
         self.observed.now += jiff::SignedDuration::from_secs(60);
     }
 
-    /// The primary: lets go whoever is dead as long as enough are left, then takes one in that is ready.
+    /// The primary: repairs what a member lacks and another has, lets go whoever is dead or somebody new as long as enough are
+    /// left, then takes one in that is ready.
     fn lead(&mut self) {
         if self.observed.app.is_empty() {
             return;
@@ -308,13 +436,20 @@ impl World {
             .filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
             .map(ResourceExt::name_any)
             .collect();
+        let sound = holders.iter().fold(0, |sound, name| sound | self.copies[name].segments);
+        for name in &holders {
+            self.copies.get_mut(name).unwrap().segments |= sound;
+        }
         let Some(members) = self.log() else { return };
         if holders.len() >= floor {
             members.retain(|member| holders.contains(&member.name));
         }
         let fresh = ready.into_iter().find(|name| members.iter().all(|member| member.name != *name));
-        if let Some(name) = fresh.filter(|_| members.len() < wanted && !holders.is_empty()) {
-            members.push(LogMember { name, boot: "0".to_owned(), control: "x".to_owned() });
+        // Nobody is filled with a log that nobody has.
+        if let Some(name) = fresh.filter(|_| members.len() < wanted && !holders.is_empty() && sound == WHOLE) {
+            let boot = self.copies[&name].boot.to_string();
+            self.copies.get_mut(&name).unwrap().segments = WHOLE;
+            self.log().unwrap().push(LogMember { name, boot, control: "x".to_owned() });
         }
     }
 
@@ -322,8 +457,7 @@ impl World {
         let mut taken: BTreeSet<String> =
             self.observed.backups.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
         for pod in &mut self.observed.backups {
-            let failed = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed");
-            if pod.metadata.deletion_timestamp.is_some() || failed {
+            if pod.metadata.deletion_timestamp.is_some() || has_failed(pod) {
                 continue;
             }
             if pod.spec.as_ref().unwrap().node_name.is_none() {
@@ -331,21 +465,36 @@ impl World {
                 let Some(node) = free else { continue };
                 taken.insert(node.name.clone());
                 pod.spec.as_mut().unwrap().node_name = Some(node.name.clone());
-            } else if !is_ready(pod) {
+            } else if !is_ready(pod) && !self.fabric_fails {
                 let mut value = serde_json::to_value(&*pod).unwrap();
-                run(&mut value);
+                let before = value["status"]["conditions"].clone();
+                run(&mut value, true);
+                gate(&mut value, before.to_string().contains("True"));
                 *pod = serde_json::from_value(value).unwrap();
             }
         }
     }
 }
 
-fn run(pod: &mut serde_json::Value) {
+fn run(pod: &mut serde_json::Value, ready: bool) {
+    let ready = if ready { "True" } else { "False" };
     pod["status"] = json!({
         "phase": "Running",
         "podIP": "10.0.0.2",
-        "conditions": [{"type": "ContainersReady", "status": "True"}, {"type": GATE_CAUGHT_UP, "status": "False"}],
+        "conditions": [{"type": "ContainersReady", "status": ready}],
     });
+}
+
+/// What the operator has said of the pod: whether it is in the set.
+fn gate(pod: &mut serde_json::Value, caught_up: bool) {
+    let status = if caught_up { "True" } else { "False" };
+    let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let others = conditions.into_iter().filter(|condition| condition["type"] != GATE_CAUGHT_UP);
+    pod["status"]["conditions"] = others.chain([json!({"type": GATE_CAUGHT_UP, "status": status})]).collect();
+}
+
+fn has_failed(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed")
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -374,14 +523,17 @@ proptest! {
             let holders = world.holders().len();
             prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
             quiet = if acted || world.observed.group.status != before { 0 } else { quiet + 1 };
-            // Longer than any patience that is measured in rounds of a minute.
-            if quiet > 6 {
+            // Longer than any patience that is measured in rounds of a minute. What is refused is tried again for ever.
+            if quiet > 6 || begin.refuses && round > 40 {
                 break;
             }
         }
         // Where there are nodes enough for one to move, everything is as it should be at the end.
-        let had_copies = World::new(&begin).holders().len() >= world.floor();
-        if begin.has_primary && had_copies && free > wanted {
+        let at_start = World::new(&begin);
+        let sound = at_start.holders().iter().fold(0, |sound, name| sound | at_start.copies[name].segments);
+        let had_copies = at_start.holders().len() >= world.floor() && sound == WHOLE;
+        let needs_people = begin.refuses || begin.fabric_fails || begin.forgotten || begin.pods.iter().any(|pod| pod.quarantined > 0 || pod.silent);
+        if begin.has_primary && had_copies && free > wanted && !needs_people {
             let members = world.holders();
             prop_assert_eq!(members.len(), wanted, "members at the end");
             prop_assert_eq!(world.observed.backups.len(), wanted, "pods at the end");

@@ -26,6 +26,9 @@ use tailwind_report::sidecar::{FollowReport, MemberReport, SidecarReport, Takeov
 
 pub(crate) const UID: &str = "00000000-0000-0000-0000-000000000001";
 const NOW: &str = "2026-06-01T12:00:00Z";
+const LOG_ID: &str = "0123456789abcdef0123456789abcdef";
+/// Of every member.
+const BOOT: &str = "00";
 
 /// The first document of an example.
 #[derive(Debug, Deserialize)]
@@ -95,6 +98,9 @@ enum RolloutIs {
 struct Log {
     #[serde(default = "one")]
     epoch: u64,
+    /// The last epoch that had a primary.
+    #[serde(default, rename = "wonEpoch")]
+    won_epoch: u64,
     primary: String,
     /// Where others reach it, if not at its pod's usual address.
     control: Option<String>,
@@ -340,11 +346,7 @@ impl Example {
                 .iter()
                 .filter_map(|(name, text)| Some((full(name), text.parse().ok()?)))
                 .collect(),
-            reports: self
-                .backups
-                .iter()
-                .filter_map(|given| Some((full(&given.name), self.report(&given.name)?)))
-                .collect(),
+            reports: self.backups.iter().filter_map(|given| Some((full(&given.name), self.report(given)?))).collect(),
             may_update: self.rollout == RolloutIs::Allowed,
             sidecars: self
                 .app
@@ -370,11 +372,29 @@ impl Example {
         observed
     }
 
-    fn report(&self, backup: &str) -> Option<Result<BackupReport, String>> {
-        match self.reports.get(backup) {
-            None => Some(Ok(BackupReport { damaged: 0, quarantined: Some(0), folder: None })),
+    fn report(&self, backup: &Backup) -> Option<Result<BackupReport, String>> {
+        // As it is by itself: a member holds the log, and what is in no set holds nothing.
+        let own = |report: &BackupReport| match &self.log {
+            Some(log) if log.members.contains(&backup.name) => BackupReport {
+                boot: BOOT.to_owned(),
+                log: Some(LOG_ID.to_owned()),
+                epoch: log.epoch,
+                copies: 3,
+                ..report.clone()
+            },
+            _ => report.clone(),
+        };
+        match self.reports.get(&backup.name) {
+            // Only what is ready is asked, and members.
+            None if backup.is != Is::Ready
+                && !self.log.as_ref().is_some_and(|log| log.members.contains(&backup.name)) =>
+            {
+                None
+            }
+            None => Some(Ok(own(&BackupReport { quarantined: Some(0), ..BackupReport::default() }))),
             Some(ReportIs::NotAsked) => None,
             Some(ReportIs::Unreadable(why)) => Some(Err(why.clone())),
+            Some(ReportIs::Read(report)) if report.boot.is_empty() => Some(Ok(own(report))),
             Some(ReportIs::Read(report)) => Some(Ok(report.clone())),
         }
     }
@@ -444,14 +464,15 @@ impl Example {
         }
         if let Some(log) = &self.log {
             status["log"] = json!({
-                "id": "0123456789abcdef0123456789abcdef",
+                "id": LOG_ID,
+                "wonEpoch": log.won_epoch,
                 "claim": "0123456789abcdef",
                 "epoch": log.epoch,
                 "version": 1,
                 "primary": {"name": log.primary, "control": log.control.clone().unwrap_or_else(|| format!("{}:7410", ip(&log.primary)))},
                 "members": log.members.iter().map(|name| json!({
                     "name": full(name),
-                    "boot": "00",
+                    "boot": BOOT,
                     "control": format!("{}:7420", ip(&full(name))),
                 })).collect::<Value>(),
             });

@@ -33,6 +33,18 @@ pub struct Report<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackupReport {
+    /// Its identity, in hexadecimal, as the config store has it: it changes when the backup has lost its memory.
+    #[serde(default)]
+    pub boot: String,
+    /// The log that it belongs to, in hexadecimal; absent before it belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
+    /// The last epoch that it has promised.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Segments of which it holds a copy, in memory or on disk.
+    #[serde(default)]
+    pub copies: u64,
     /// Segments that it should hold and does not, and one more if something is missing that it cannot name.
     pub damaged: u64,
     /// Files in quarantine; absent while the disk cannot be read.
@@ -102,7 +114,17 @@ pub fn read<T: DeserializeOwned>(page: &[u8], group: &str, name: &str) -> Result
 mod tests {
     use super::*;
 
-    const BACKUP: &str = r#"{"version":1,"group":"orders","name":"b","damaged":2,"quarantined":1}"#;
+    const BACKUP: &str = r#"{"version":1,"group":"orders","name":"b","boot":"0a","log":"07","epoch":3,"copies":5,"damaged":2,"quarantined":1}"#;
+
+    fn sound() -> BackupReport {
+        BackupReport {
+            boot: "0a".to_owned(),
+            log: Some("07".to_owned()),
+            epoch: 3,
+            copies: 5,
+            ..BackupReport::default()
+        }
+    }
 
     fn backup(page: &str) -> Result<BackupReport, String> {
         read(page.as_bytes(), "orders", "b")
@@ -114,17 +136,19 @@ mod tests {
             assert_eq!(serde_json::to_string(&Report::new("orders", "b", content.clone())).unwrap(), page);
             assert_eq!(read(page.as_bytes(), "orders", "b"), Ok(content));
         }
-        check(BackupReport { damaged: 2, quarantined: Some(1), folder: None }, BACKUP);
-        let unknown = r#"{"version":1,"group":"orders","name":"b","damaged":0}"#;
-        check(BackupReport { damaged: 0, quarantined: None, folder: None }, unknown);
-        let folder = r#"{"version":1,"group":"orders","name":"b","damaged":0,"folder":{"bytes":5,"max":9}}"#;
-        check(BackupReport { folder: Some(FolderUse { bytes: 5, max: 9 }), ..BackupReport::default() }, folder);
+        check(BackupReport { damaged: 2, quarantined: Some(1), ..sound() }, BACKUP);
+        let unknown =
+            r#"{"version":1,"group":"orders","name":"b","boot":"0a","log":"07","epoch":3,"copies":5,"damaged":0}"#;
+        check(sound(), unknown);
+        let fresh = r#"{"version":1,"group":"orders","name":"b","boot":"0a","epoch":0,"copies":0,"damaged":0,"folder":{"bytes":5,"max":9}}"#;
+        let folder = Some(FolderUse { bytes: 5, max: 9 });
+        check(BackupReport { boot: "0a".to_owned(), folder, ..BackupReport::default() }, fresh);
     }
 
     #[test]
     fn unknown_fields_are_skipped() {
         let newer = BACKUP.replace('}', r#","scrubbed":{"bytes":7}}"#);
-        assert_eq!(backup(&newer), Ok(BackupReport { damaged: 2, quarantined: Some(1), folder: None }));
+        assert_eq!(backup(&newer), Ok(BackupReport { damaged: 2, quarantined: Some(1), ..sound() }));
     }
 
     #[test]

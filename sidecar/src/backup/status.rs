@@ -74,10 +74,18 @@ pub(super) fn page<'a>(
 
 /// The report for the operator.
 pub(super) fn report(about: &About, status: &ActorStatus, quarantine: Option<&Quarantined>) -> Report<BackupReport> {
-    let Counts { corrupt, damaged, doubtful, flush_bytes, .. } = status.counts;
+    let Counts { lent, recovered, closed, corrupt, damaged, doubtful, flush_bytes, .. } = status.counts;
     let quarantined = quarantine.map(|found| found.files);
     let folder = about.flush_bytes_max.map(|max| FolderUse { bytes: flush_bytes, max });
-    let report = BackupReport { damaged: corrupt + damaged + doubtful, quarantined, folder };
+    let report = BackupReport {
+        boot: about.boot.to_string(),
+        log: status.promise.log.map(|log| log.to_string()),
+        epoch: status.promise.epoch.0,
+        copies: lent + recovered + closed,
+        damaged: corrupt + damaged + doubtful,
+        quarantined,
+        folder,
+    };
     Report::new(about.group.as_str(), about.member.as_str(), report)
 }
 

@@ -1,0 +1,297 @@
+//! Leave to remove a backup pod. One rule decides every removal: a copy leaves only if what it alone may hold is somewhere
+//! else, proved by the reports of those that hold it. How pods look to Kubernetes is never that proof.
+//!
+//! Called by [`backups`](super::backups), whose removals each need a [`Licence`], and once more by [`apply`](crate::apply)
+//! right before a pod is deleted. A licence is made here and nowhere else.
+
+use std::collections::BTreeMap;
+
+use displaydoc::Display;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use strum::EnumIter;
+use tailwind_crds::{LogMember, LogStatus};
+use tailwind_report::report::BackupReport;
+
+use super::backup_pod::{BackupPod, Health, PodFailure};
+use super::backups::Removal;
+use super::count::Count;
+use super::group_state::GroupState;
+use super::trouble::{NoReport, quarantined};
+use crate::observed::{Observed, is_true};
+
+/// {0}
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+pub struct Licence(Evidence);
+
+/// What shows that nothing goes with a pod which it alone may hold.
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum Evidence {
+    /// its container has never run
+    NeverRan,
+    /// it reports that it holds nothing
+    HoldsNothing,
+    /// no backup of the group belongs to a log
+    NoLog,
+    /// others report that they hold the whole log: {0}
+    HeldBy(Names),
+}
+
+/// Names of pods, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Names(pub(crate) Vec<String>);
+
+impl std::fmt::Display for Names {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+/// Why a pod stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum Withheld {
+    /// it does not say what it holds: {0}
+    Unreported(NoReport),
+    /// it keeps {0} in quarantine: look at them and release them (tailwind-sidecar quarantine)
+    Quarantined(Count),
+    /// it holds a copy of log {0}, which the config store does not know
+    ForgottenLog(String),
+    /// it was in the set of a log that the config store does not know
+    #[default]
+    WasMember,
+    /// of {needed} other members that have to prove that they hold the whole log, {held} did. {others}
+    TooFewHolders { held: usize, needed: usize, others: Others },
+}
+
+impl Withheld {
+    /// Whether it will be known in a moment.
+    pub(crate) fn is_brief(&self) -> bool {
+        matches!(self, Withheld::Unreported(NoReport::NotAsked))
+    }
+}
+
+/// Members that do not prove that they hold the log, each with the reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Others(Vec<(String, NotWhole)>);
+
+impl std::fmt::Display for Others {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let texts: Vec<String> = self.0.iter().map(|(name, why)| format!("{name} {why}")).collect();
+        f.write_str(if texts.is_empty() { "There is no other member" } else { "" })?;
+        f.write_str(&texts.join("; "))
+    }
+}
+
+/// Why a member does not prove that it holds the whole log.
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum NotWhole {
+    /// does not run
+    Gone,
+    /// leaves as well
+    Leaves,
+    /// does not report: {0}
+    Unreported(NoReport),
+    /// has lost its memory since it joined the set
+    OtherBoot,
+    /// belongs to another log
+    OtherLog,
+    /// has promised epoch {0}, and epoch {1} had a primary: what it holds is an older copy
+    Stale(u64, u64),
+    /// is damaged: {0} missing
+    Damaged(Count),
+}
+
+impl Licence {
+    /// Those whose reports it rests on.
+    pub fn holders(&self) -> &[String] {
+        match &self.0 {
+            Evidence::HeldBy(names) => &names.0,
+            Evidence::NeverRan | Evidence::HoldsNothing | Evidence::NoLog => &[],
+        }
+    }
+
+    /// Looks once more, with newer reports of those that it rests on.
+    ///
+    /// # Errors
+    /// Who does not prove it any more, for people.
+    pub(crate) fn holds_still(
+        &self,
+        log: Option<&LogStatus>,
+        reports: &BTreeMap<String, Result<BackupReport, String>>,
+    ) -> Result<(), String> {
+        for name in self.holders() {
+            let log = log.ok_or("there is no log any more")?;
+            let member = log.members.iter().find(|member| member.name == *name);
+            let member = member.ok_or_else(|| format!("{name} has left the set"))?;
+            let proved = match reports.get(name) {
+                Some(Ok(report)) => is_whole(log, member, report),
+                Some(Err(why)) => Err(NotWhole::Unreported(NoReport::Unreadable(why.clone()))),
+                None => Err(NotWhole::Gone),
+            };
+            proved.map_err(|why| format!("{name} {why}"))?;
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Licence {
+        Licence(Evidence::NoLog)
+    }
+}
+
+/// Whether this pod may be removed, beside those that are removed already.
+///
+/// # Errors
+/// Why it has to stay.
+pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Removal]) -> Result<Licence, Withheld> {
+    let observed = state.observed;
+    let pod = observed.backups.iter().find(|pod| pod.name_any() == backup.name);
+    if pod.is_some_and(|pod| has_never_run(pod, backup)) {
+        return Ok(Licence(Evidence::NeverRan));
+    }
+    let report = observed.reports.get(&backup.name).and_then(|report| report.as_ref().ok());
+    if report.is_some_and(holds_nothing) {
+        return Ok(Licence(Evidence::HoldsNothing));
+    }
+    match quarantined(state, backup) {
+        Ok(None) => {}
+        Ok(Some(files)) => {
+            let files = usize::try_from(files).unwrap_or(usize::MAX);
+            return Err(Withheld::Quarantined(Count(files, "copy")));
+        }
+        Err(why) => return Err(Withheld::Unreported(why)),
+    }
+    let own = report.and_then(|report| report.log.as_ref());
+    let Some(log) = observed.log() else { return without_log(observed, own) };
+    if let Some(other) = own.filter(|own| **own != log.id) {
+        return Err(Withheld::ForgottenLog(other.clone()));
+    }
+    held_by(state, log, backup, leaving)
+}
+
+/// A config store that knows of no log may have been emptied.
+fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Withheld> {
+    let reported = || observed.reports.values().flatten().find_map(|report| report.log.clone());
+    if let Some(log) = own.cloned().or_else(reported) {
+        return Err(Withheld::ForgottenLog(log));
+    }
+    let was_member = |pod: &Pod| is_true(pod, tailwind_crds::names::GATE_CAUGHT_UP);
+    if observed.backups.iter().any(was_member) {
+        return Err(Withheld::WasMember);
+    }
+    Ok(Licence(Evidence::NoLog))
+}
+
+/// What a member has, all others of the set have as well if they are whole. As many have to be left as an append needs.
+fn held_by(
+    state: &GroupState<'_>,
+    log: &LogStatus,
+    backup: &BackupPod,
+    leaving: &[Removal],
+) -> Result<Licence, Withheld> {
+    let needed = usize::from(state.observed.group.spec.min_in_sync().max(1));
+    let (mut names, mut others) = (Vec::new(), Vec::new());
+    for member in log.members.iter().filter(|member| member.name != backup.name) {
+        let is_alive = state.alive().any(|other| other.name == member.name);
+        let found = match state.observed.reports.get(&member.name) {
+            _ if !is_alive => Err(NotWhole::Gone),
+            _ if leaving.iter().any(|removal| removal.name == member.name) => Err(NotWhole::Leaves),
+            None => Err(NotWhole::Unreported(NoReport::NotAsked)),
+            Some(Err(why)) => Err(NotWhole::Unreported(NoReport::Unreadable(why.clone()))),
+            Some(Ok(report)) => is_whole(log, member, report),
+        };
+        match found {
+            Ok(()) => names.push(member.name.clone()),
+            Err(why) => others.push((member.name.clone(), why)),
+        }
+    }
+    if names.len() >= needed {
+        return Ok(Licence(Evidence::HeldBy(Names(names))));
+    }
+    if others.iter().any(|(_, why)| *why == NotWhole::Unreported(NoReport::NotAsked)) {
+        return Err(Withheld::Unreported(NoReport::NotAsked));
+    }
+    Err(Withheld::TooFewHolders { held: names.len(), needed, others: Others(others) })
+}
+
+/// Whether a member reports that it holds all of the log: under the identity with which it joined the set, promised to no older
+/// epoch than the last that had a primary, and undamaged.
+fn is_whole(log: &LogStatus, member: &LogMember, report: &BackupReport) -> Result<(), NotWhole> {
+    match report {
+        BackupReport { log: own, .. } if own.as_ref() != Some(&log.id) => Err(NotWhole::OtherLog),
+        BackupReport { boot, .. } if *boot != member.boot => Err(NotWhole::OtherBoot),
+        BackupReport { epoch, .. } if *epoch < log.won_epoch => Err(NotWhole::Stale(*epoch, log.won_epoch)),
+        BackupReport { damaged: 0, .. } => Ok(()),
+        BackupReport { damaged, .. } => {
+            Err(NotWhole::Damaged(Count(usize::try_from(*damaged).unwrap_or(usize::MAX), "segment")))
+        }
+    }
+}
+
+/// No address, so no sidecar has ever reached it, and no container that has run. What the status of a pod that has ended leaves
+/// out tells nothing, unless its kubelet refused it.
+fn has_never_run(pod: &Pod, backup: &BackupPod) -> bool {
+    let Some(status) = &pod.status else { return true };
+    let refused = matches!(&backup.health, Health::Failed { failure: PodFailure::Refused(_), .. });
+    let ran = status.container_statuses.iter().flatten().any(|container| {
+        let now = container.state.as_ref();
+        container.restart_count > 0
+            || container.last_state.as_ref().is_some_and(|last| last.terminated.is_some())
+            || now.is_some_and(|now| now.running.is_some() || now.terminated.is_some())
+    });
+    let is_early = refused || !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded" | "Running"));
+    is_early && !ran && status.pod_ip.is_none()
+}
+
+fn holds_nothing(report: &BackupReport) -> bool {
+    let BackupReport { log, copies, damaged, quarantined, .. } = report;
+    log.is_none() && (*copies, *damaged, *quarantined) == (0, 0, Some(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_licence_ends_with_what_it_rests_on() {
+        let log = |boot: &str| -> LogStatus {
+            serde_json::from_value(json!({
+                "id": "07", "epoch": 5, "wonEpoch": 5, "claim": "0", "version": 1,
+                "primary": {"name": "app-0", "control": "h:1"},
+                "members": [{"name": "b", "boot": boot, "control": "h:2"}],
+            }))
+            .unwrap()
+        };
+        let whole = BackupReport {
+            boot: "0b".to_owned(),
+            log: Some("07".to_owned()),
+            epoch: 5,
+            copies: 3,
+            quarantined: Some(0),
+            ..BackupReport::default()
+        };
+        let licence = Licence(Evidence::HeldBy(Names(vec!["b".to_owned()])));
+        let look = |log: Option<&LogStatus>, report: Option<Result<BackupReport, String>>| {
+            licence.holds_still(log, &report.map(|report| ("b".to_owned(), report)).into_iter().collect())
+        };
+        assert_eq!(look(Some(&log("0b")), Some(Ok(whole.clone()))), Ok(()));
+        for (boot, report, why) in [
+            ("0c", Some(Ok(whole.clone())), "b has lost its memory since it joined the set"),
+            ("0b", Some(Ok(BackupReport { damaged: 1, ..whole.clone() })), "b is damaged: 1 segment missing"),
+            ("0b", Some(Ok(BackupReport { log: None, ..whole.clone() })), "b belongs to another log"),
+            (
+                "0b",
+                Some(Ok(BackupReport { epoch: 4, ..whole.clone() })),
+                "b has promised epoch 4, and epoch 5 had a primary: what it holds is an older copy",
+            ),
+            ("0b", Some(Err("no answer within 2 s".to_owned())), "b does not report: no answer within 2 s"),
+            ("0b", None, "b does not run"),
+        ] {
+            assert_eq!(look(Some(&log(boot)), report), Err(why.to_owned()));
+        }
+        assert_eq!(look(None, Some(Ok(whole))), Err("there is no log any more".to_owned()));
+        assert_eq!(Licence(Evidence::HoldsNothing).holds_still(None, &BTreeMap::new()), Ok(()));
+    }
+}
