@@ -113,6 +113,9 @@ bugs! {
     BeatsInEveryRole = "beats-in-every-role",
     /// Recovery: what one member says was trimmed is trimmed, whatever the others hold. Breaks S1 beside a member that lies.
     OneTrimIsEnough = "one-trim-is-enough",
+    /// Promotion: of two epochs that members name for one segment the later one counts, though the others hold what an earlier one
+    /// wrote. Breaks S1 where a member lies.
+    LaterEpochIsBelieved = "later-epoch-is-believed",
     /// Backup: a folder that was put back from before the last won epoch is believed. Breaks S2.
     PutBackIsBelieved = "put-back-is-believed",
     /// Promotion: what a member once said of a later epoch holds, even if it says otherwise now. Breaks liveness.

@@ -75,6 +75,19 @@ pub enum Damage {
         /// Its first record, at one of the members.
         first: Lsn,
     },
+    /// Two members that can tell where the log ends have one segment of different epochs: before a primary begins a segment anew,
+    /// every member of its set has dropped what an older epoch left of it.
+    #[error(
+        "segment {segment} is of epoch {earlier} at one member and of epoch {later} at another, and both say that they can          tell where the log ends: what the members hold contradicts itself"
+    )]
+    TwoEpochs {
+        /// The segment.
+        segment: SegmentId,
+        /// The epoch that wrote one of them.
+        earlier: Epoch,
+        /// The epoch that wrote the other.
+        later: Epoch,
+    },
 }
 
 impl ClosedSegment {
@@ -120,7 +133,7 @@ impl Reference {
         };
         let (trims, copies) = (Trims::of(&inventories), gather(&inventories, counts));
         // If the wrong one of them were believed, it could end the log before what the others hold.
-        if let Some(damage) = contradiction(&copies) {
+        if let Some(damage) = contradiction(&copies).or_else(|| two_epochs(&inventories)) {
             return Err(damage);
         }
         let reference = Reference::from_copies(&trims, &copies, &closed_copies(others), None)?;
@@ -345,6 +358,19 @@ fn contradiction(copies: &Copies<'_>) -> Option<Damage> {
         }
     }
     None
+}
+
+/// A segment with records that witnesses have of different epochs.
+fn two_epochs(inventories: &[&Inventory]) -> Option<Damage> {
+    if planted::has(Bug::LaterEpochIsBelieved) {
+        return None;
+    }
+    let witnesses: Vec<&Inventory> = inventories.iter().copied().filter(|inventory| inventory.witness).collect();
+    gather(&witnesses, |_, copy| holds_records(copy)).into_iter().find_map(|(segment, copies)| {
+        let epochs = || copies.iter().map(|(_, copy)| copy.identity.epoch);
+        let (earlier, later) = (epochs().min()?, epochs().max()?);
+        (earlier != later).then_some(Damage::TwoEpochs { segment, earlier, later })
+    })
 }
 
 fn is_sound(copy: &CopyReport) -> bool {

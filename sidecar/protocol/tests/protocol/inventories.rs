@@ -325,6 +325,11 @@ fn contradictory_members_do_not_shorten_the_log() {
         let contradiction = Damage::Contradiction { segment: SegmentId(3), epoch: LED, first: Lsn(32) };
         assert_eq!(Reference::assemble([&honest, &inventory("m2", vec![other])], &[]), Err(contradiction));
     }
+    // Nor does a member's word that its copy is of a later epoch, while others hold what the earlier one wrote behind it.
+    let mut later = closed(2, 11, 20);
+    later.identity.epoch = LED.next();
+    let two_epochs = Damage::TwoEpochs { segment: SegmentId(2), earlier: LED, later: LED.next() };
+    assert_eq!(Reference::assemble([&honest, &inventory("m2", vec![later])], &[]), Err(two_epochs));
     // What is trimmed was acknowledged, if two members say so.
     let trimmed = |name, below| Inventory { trimmed: Lsn(below), ..inventory(name, vec![]) };
     let assembled = |others: &[Inventory]| {

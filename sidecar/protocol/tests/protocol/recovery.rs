@@ -100,9 +100,16 @@ fn holders_have_the_same_copy() {
 #[test]
 fn later_epoch_beats_a_longer_tail() {
     // m1 was outrun: its segment 2 of epoch 1 goes far, but epoch 2 began after a log that ended at 5.
-    let longer = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 90)]);
+    let longer = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 90)]);
     let later = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 6)]);
-    assert_eq!(assembled(&[longer, later]), [(1, 1, 1, 5, "m1 m2".to_owned()), (2, 2, 6, 6, "m2".to_owned())]);
+    let doubtful = Inventory { witness: false, ..longer.clone() };
+    assert_eq!(
+        assembled(&[doubtful, later.clone()]),
+        [(1, 1, 1, 5, "m1 m2".to_owned()), (2, 2, 6, 6, "m2".to_owned())]
+    );
+    // One that has not been outrun has dropped that segment. If it says that it has not, one of the two is wrong.
+    let two_epochs = Damage::TwoEpochs { segment: SegmentId(2), earlier: Epoch(1), later: Epoch(2) };
+    assert_eq!(Reference::assemble([&longer, &later], &[]), Err(two_epochs));
 }
 
 #[test]
@@ -132,7 +139,8 @@ fn gap_is_a_loss_and_not_an_end() {
     let gap = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(3, 1, Open, 10, 12)]);
     assert_eq!(missing(std::slice::from_ref(&gap)), (2, 9));
     // A copy that was closed elsewhere, of another opening of the segment, does not fill it.
-    let elsewhere = holds("m2", &[copy(2, 2, Closed, 6, 8), copy(3, 3, Open, 10, 12)]);
+    let elsewhere = holds("m2", &[copy(2, 2, Closed, 6, 8), copy(3, 3, Closed, 10, 12)]);
+    let elsewhere = Inventory { witness: false, ..elsewhere };
     assert_eq!(missing(&[gap.clone(), elsewhere]), (2, 9));
     let whole = holds("m2", &[copy(2, 1, Closed, 6, 9)]);
     assert_eq!(assembled(&[gap, whole]).len(), 3);
