@@ -124,16 +124,16 @@ impl World {
             let own = host.files.member_state().map(|own| own.promise.epoch);
             let config = self.store.content().filter(|config| config.members.contains(&host.reference()));
             let behind = config.is_some_and(|config| own < Some(config.epoch));
-            // Under `flushed` what is not acknowledged yet was on its disk all the same.
+            // What a primary has not acknowledged yet may have been here all the same, and be acknowledged late.
             let newest = self.checks.owed().map(|record| record.identity.segment).max();
             let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);
-            let was_on_disk = self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished);
+            let was_here = host.lost.iter().any(unfinished);
             // A sound buffer makes up for a damaged file until the power goes, and nobody has synced anew what is in it.
             let is_here = |record: &Submitted| match host.lost.contains(&record.identity) {
                 true => bytes_on_disk(host, record),
                 false => self.is_here(host, record),
             };
-            if says_so && promised && !behind && !was_on_disk && self.checks.owed().all(is_here) {
+            if says_so && promised && !behind && !was_here && self.checks.owed().all(is_here) {
                 let host = &mut self.hosts[no.0];
                 (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);
             }

@@ -275,11 +275,13 @@ impl Host {
             let open = files.segment(identity.segment, Sealed::Open).and_then(|node| node.inode().identity());
             files.segment(identity.segment, Sealed::Closed).is_some() || clean_end && open == Some(*identity)
         });
-        self.flips = flips;
         if clean_end {
-            // What was corrupt in memory is not on disk, and owed all the same.
-            self.lost.extend(gone.iter().map(|(identity, _)| *identity));
+            // What was corrupt in memory is not on disk, and owed all the same; nor is what lay behind it in an open segment.
+            let closed = |identity: &SegmentIdentity| files.segment(identity.segment, Sealed::Closed).is_some();
+            let cut = flips.iter().filter(|(identity, _)| !closed(identity));
+            self.lost.extend(gone.iter().chain(cut).map(|(identity, _)| *identity));
         }
+        self.flips = flips;
     }
 
     /// An empty machine under the same name.
