@@ -20,8 +20,9 @@ use kube::CustomResourceExt;
 
 pub use pod_template::{PodTemplate, PodTemplateMetadata, PodTemplateSecurityContext, PodTemplateSpec};
 pub use spec::{
-    Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement,
-    PrimaryPort, Rdma, Reads, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice, UpdateStrategy,
+    Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, NodeMaintenance,
+    OnCordon, Placement, PrimaryPort, Rdma, Reads, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice,
+    UpdateStrategy,
 };
 pub use status::{
     BackupState, BackupStatus, LogCut, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus, ReplicaGroupStatus,

@@ -139,6 +139,10 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub update_strategy: UpdateStrategy,
 
+    /// When a backup leaves a node that is to be emptied.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub node_maintenance: NodeMaintenance,
+
     /// The class of operators that manage this group: those with the same --class. All others leave it alone. If not given,
     /// operators without a class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,8 +151,9 @@ pub struct ReplicaGroupSpec {
 
     /// Whether to keep a PodDisruptionBudget for the backups. While there is a primary, and a node for a successor, it refuses
     /// every eviction: the operator moves a backup off a node that is cordoned, successor first, and the drain of the node
-    /// continues after that. Otherwise one backup at a time may go. Autoscalers leave nodes alone whose pods may not be
-    /// evicted; set this to false where they should take nodes of backups.
+    /// continues after that. It also refuses every eviction while a member reports damage: another may hold what that one lacks.
+    /// Otherwise one backup at a time may go. Autoscalers leave nodes alone whose pods may not be evicted; set this to false where
+    /// they should take nodes of backups.
     #[serde(default = "yes")]
     pub disruption_budget: bool,
 
@@ -219,6 +224,41 @@ pub enum UpdateStrategy {
     RollingUpdate,
     /// The user who deletes them.
     OnDelete,
+}
+
+/// When a backup leaves a node that is to be emptied. It never leaves before its successor holds the log; where no node is free for
+/// one, it stays until one is, or until it is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMaintenance {
+    /// What a cordon does. MoveWhenFree: a backup on the node moves if another node is free and all copies are there. Stay: it
+    /// stays until it is evicted. A node with one of the operator's drain taints (--drain-taints) is always left.
+    #[serde(default)]
+    pub on_cordon: OnCordon,
+    /// For how long the operator must have seen a node cordoned or tainted before a backup leaves it, in seconds.
+    #[serde(default = "ten")]
+    #[schemars(range(min = 0, max = 86_400))]
+    pub grace_seconds: u32,
+}
+
+impl Default for NodeMaintenance {
+    fn default() -> NodeMaintenance {
+        NodeMaintenance { on_cordon: OnCordon::default(), grace_seconds: ten() }
+    }
+}
+
+fn ten() -> u32 {
+    10
+}
+
+/// What a cordon of its node means to a backup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnCordon {
+    /// It moves if another node is free and all copies are there.
+    #[default]
+    MoveWhenFree,
+    /// It stays until it is evicted.
+    Stay,
 }
 
 /// Whether pods that are not the app's may follow the log.

@@ -41,6 +41,7 @@ pub(crate) fn node_facts(node: &Node) -> NodeFacts {
         labels: node.metadata.labels.clone().unwrap_or_default(),
         taints: spec.taints.unwrap_or_default(),
         unschedulable: spec.unschedulable.unwrap_or(false),
+        marked_since: None,
         not_ready_since,
         allocatable: status.allocatable.unwrap_or_default(),
     }

@@ -93,8 +93,12 @@ pub fn inject(options: &InjectOptions) -> anyhow::Result<()> {
     if !problems.is_empty() {
         bail!("{}: {}", options.group.display(), problems.join("; "));
     }
-    let settings =
-        Settings { sidecar_image: options.sidecar_image.clone(), image_pull_policy: None, platform: options.platform };
+    let settings = Settings {
+        sidecar_image: options.sidecar_image.clone(),
+        image_pull_policy: None,
+        platform: options.platform,
+        ..Settings::default()
+    };
     let text = read(&options.file)?;
     print!("{}", inject_stream(&group, &text, &settings, options.server_version)?);
     Ok(())

@@ -27,6 +27,7 @@ pub mod observed;
 pub mod options;
 pub mod permissions;
 pub mod plan;
+pub mod planted;
 pub mod platform;
 mod probe;
 pub mod quantity;

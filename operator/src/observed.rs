@@ -130,6 +130,8 @@ pub struct NodeFacts {
     pub taints: Vec<Taint>,
     /// Cordoned.
     pub unschedulable: bool,
+    /// When the operator first saw the node cordoned and tainted as it is now; nothing if it was so when the operator started.
+    pub marked_since: Option<Timestamp>,
     /// Since when it is not ready, if it is not.
     pub not_ready_since: Option<Timestamp>,
     /// What pods may ask for.

@@ -48,6 +48,10 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_MAX_CONCURRENT_ROLLOUTS", default_value_t = 3, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub max_concurrent_rollouts: u16,
+    /// Keys of taints that say that a node is about to go or to be emptied: backups leave such nodes. Any other taint, and a cordon,
+    /// only keeps new pods off; see spec.nodeMaintenance
+    #[arg(long, env = "TAILWIND_DRAIN_TAINTS", value_name = "KEY,...", value_delimiter = ',', default_values = DRAIN_TAINTS)]
+    pub drain_taints: Vec<String>,
     /// Manage only groups with this spec.operatorClass; if not given, only those without a class
     #[arg(long, env = "TAILWIND_CLASS", value_name = "CLASS", value_parser = installation::class)]
     pub class: Option<String>,
@@ -63,8 +67,23 @@ pub struct RunOptions {
     pub pod_namespace: String,
 }
 
+/// Taints that the Cluster Autoscaler, Karpenter, GKE, the AWS Node Termination Handler, the node maintenance operator of medik8s
+/// and administrators (`out-of-service`) put on nodes that are about to go.
+const DRAIN_TAINTS: [&str; 10] = [
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "medik8s.io/drain",
+    "node.kubernetes.io/out-of-service",
+    "node.cloudprovider.kubernetes.io/shutdown",
+];
+
 /// What concerns every group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Image of sidecars and backups, where a group pins no other.
     pub sidecar_image: String,
@@ -72,6 +91,19 @@ pub struct Settings {
     pub image_pull_policy: Option<String>,
     /// Who chooses users and groups of pods.
     pub platform: Platform,
+    /// Keys of taints that say that a node is about to go.
+    pub drain_taints: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            sidecar_image: String::new(),
+            image_pull_policy: None,
+            platform: Platform::default(),
+            drain_taints: DRAIN_TAINTS.map(str::to_owned).to_vec(),
+        }
+    }
 }
 
 impl Settings {
@@ -94,6 +126,7 @@ impl RunOptions {
             sidecar_image: self.sidecar_image.clone(),
             image_pull_policy: self.image_pull_policy.clone(),
             platform,
+            drain_taints: self.drain_taints.clone(),
         }
     }
 }

@@ -250,8 +250,9 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
         () if has_log => AGAIN_POSITIONS,
         () => AGAIN_MAX,
     };
-    match plan.retry_at {
-        Some(retry_at) => again.min(retry_at.duration_since(observed.now)).max(SignedDuration::from_secs(1)),
+    let leaves_at = state.alive().filter_map(|backup| backup.leaves_at);
+    match leaves_at.chain(plan.retry_at).min() {
+        Some(at) => again.min(at.duration_since(observed.now)).max(SignedDuration::from_secs(1)),
         None => again,
     }
 }

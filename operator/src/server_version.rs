@@ -38,11 +38,6 @@ impl ServerVersion {
         self >= ServerVersion::of(1, 21)
     }
 
-    /// A PodDisruptionBudget can say that pods which are not ready may always be evicted.
-    pub fn has_unhealthy_eviction(self) -> bool {
-        self >= ServerVersion::of(1, 27)
-    }
-
     /// A pod can bring a claim that lives and dies with it.
     pub fn has_ephemeral_claims(self) -> bool {
         self >= ServerVersion::of(1, 21)
@@ -59,7 +54,6 @@ impl ServerVersion {
             (self >= ServerVersion::of(1, 30), "nothing keeps kubectl delete from deleting a group with its log"),
             (self.has_native_sidecars(), "sidecars are plain containers: they start and stop with the app's"),
             (self >= ServerVersion::of(1, 25), "the API server does not check the rules of specs; the operator does"),
-            (self.has_unhealthy_eviction(), "a PodDisruptionBudget counts pods that are not ready"),
             (self.has_resource_claims(), "rdma.resourceClaimTemplateName cannot be used"),
             (self.has_ephemeral_claims(), "flushVolume.claim cannot be used"),
         ];

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
@@ -37,8 +38,9 @@ impl Nodes {
         let mut state = self.state();
         match event {
             Event::Apply(node) => {
-                let facts = node_facts(&node);
+                let mut facts = node_facts(&node);
                 let name = facts.name.clone();
+                facts.marked_since = marked_since(&facts, state.known.get(&name));
                 let before = state.known.insert(name.clone(), facts);
                 if before.as_ref() == state.known.get(&name) { BTreeSet::new() } else { BTreeSet::from([name]) }
             }
@@ -57,7 +59,13 @@ impl Nodes {
                 BTreeSet::new()
             }
             Event::InitDone => {
-                let list = std::mem::take(&mut state.list);
+                let mut list = std::mem::take(&mut state.list);
+                // What was so at the start has been so for a time that nobody knows.
+                if *self.listed.borrow() {
+                    for (name, facts) in &mut list {
+                        facts.marked_since = marked_since(facts, state.known.get(name));
+                    }
+                }
                 let before = std::mem::replace(&mut state.known, list);
                 self.listed.send_replace(true);
                 let names = before.keys().chain(state.known.keys());
@@ -74,6 +82,16 @@ impl Nodes {
     /// All of them, in the order of their names.
     pub(crate) fn all(&self) -> Vec<NodeFacts> {
         self.state().known.values().cloned().collect()
+    }
+}
+
+/// When a node came to be cordoned and tainted as it is.
+fn marked_since(now: &NodeFacts, before: Option<&NodeFacts>) -> Option<Timestamp> {
+    match before {
+        Some(before) if (before.unschedulable, &before.taints) == (now.unschedulable, &now.taints) => {
+            before.marked_since
+        }
+        _ => Some(Timestamp::now()),
     }
 }
 
@@ -120,6 +138,24 @@ mod tests {
         assert_eq!(nodes.apply(Event::Apply(relabelled)), BTreeSet::from(["a".to_owned()]));
         assert_eq!(nodes.apply(Event::Delete(node("a", "True", LATE))), BTreeSet::from(["a".to_owned()]));
         assert!(nodes.all().is_empty());
+    }
+
+    #[test]
+    fn the_operator_remembers_since_when_a_node_is_cordoned() {
+        let nodes = listed(&["a", "b"]);
+        let since = |nodes: &Nodes| nodes.all()[0].marked_since;
+        assert_eq!(since(&nodes), None, "as it was at the start");
+        let mut cordoned = node("a", "True", LATE);
+        cordoned.spec = Some(serde_json::from_value(json!({"unschedulable": true})).unwrap());
+        nodes.apply(Event::Apply(cordoned.clone()));
+        let first = since(&nodes);
+        assert!(first.is_some());
+        cordoned.labels_mut().insert("zone".to_owned(), "b".to_owned());
+        nodes.apply(Event::Apply(cordoned.clone()));
+        nodes.apply(Event::Init);
+        nodes.apply(Event::InitApply(cordoned));
+        nodes.apply(Event::InitDone);
+        assert_eq!(since(&nodes), first, "the cordon is the same");
     }
 
     #[test]

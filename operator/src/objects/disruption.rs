@@ -10,11 +10,14 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::LABEL_BACKUP_OF;
 
 use super::{Kind, Owned};
+use crate::planted::{self, Bug};
 use crate::server_version::ServerVersion;
 
 /// How a backup leaves that has to, such as when its node is drained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Exit {
+    /// Not now: a member is damaged, and what it lacks may be at one of the others alone.
+    Never,
     /// Once its successor has its copy: there is a primary to fill one, and a node for it.
     AfterSuccessor,
     /// Its successor is filled afterwards.
@@ -28,20 +31,22 @@ pub(crate) enum Exit {
 ///
 /// All of them while a successor can be filled first: then whoever drains the node is refused until the operator has moved
 /// the backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
-/// drain shall not wait for it; a single backup could then never leave, and has no budget.
+/// drain shall not wait for it; never fewer than appends need. A single backup could then never leave, and has no budget.
 pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     let spec = &group.spec;
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     if !spec.disruption_budget || log.is_none_or(|log| log.members.is_empty()) {
         return None;
     }
-    let all_but_one = spec.backups - 1;
-    let stay = match exit {
-        Exit::AfterSuccessor => spec.backups,
-        Exit::BeforeSuccessor => all_but_one,
-        Exit::Alone => spec.min_in_sync().max(1).min(all_but_one),
-    };
-    (stay > 0).then_some(stay)
+    let floor = spec.min_in_sync().max(1);
+    let members = log.map_or(0, |log| u8::try_from(log.members.len()).unwrap_or(u8::MAX));
+    match exit {
+        Exit::Never => Some(spec.backups.max(members)),
+        Exit::AfterSuccessor => Some(spec.backups),
+        Exit::BeforeSuccessor | Exit::Alone if spec.backups == 1 => None,
+        Exit::BeforeSuccessor => Some(floor.max(spec.backups - 1)),
+        Exit::Alone => Some(floor),
+    }
 }
 
 /// Name of a group's budget.
@@ -50,13 +55,14 @@ pub(crate) fn budget_name(group: &str) -> String {
 }
 
 pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
+    // By default (`IfHealthyBudget`) a pod that is not ready may be evicted only while as many others as have to stay are ready. So
+    // it must be: a member whose fabric has failed is not ready, and holds the log all the same.
     let mut spec = json!({
         "minAvailable": stay,
         "selector": {"matchLabels": {LABEL_BACKUP_OF: group.name_any()}},
     });
-    if server.has_unhealthy_eviction() {
-        // A member whose fabric has failed is not ready, and holds the log all the same: it goes only while the others are well.
-        spec["unhealthyPodEvictionPolicy"] = json!("IfHealthyBudget");
+    if planted::has(Bug::EvictsUnready) {
+        spec["unhealthyPodEvictionPolicy"] = json!("AlwaysAllow");
     }
     Owned::new(Kind::DisruptionBudget, &budget_name(&group.name_any()), group, server, json!({"spec": spec}))
 }

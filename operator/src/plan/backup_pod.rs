@@ -10,9 +10,10 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
 use strum::EnumIter;
+use tailwind_crds::OnCordon;
 use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP};
 
-use super::placement::is_being_drained;
+use super::placement::is_about_to_go;
 use crate::observed::{NodeFacts, Observed, condition, is_true};
 
 /// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is
@@ -51,6 +52,10 @@ pub(crate) struct BackupPod {
     pub(crate) outdated: bool,
     /// Why it should leave, although it works.
     pub(crate) leave: Option<Leave>,
+    /// When it should leave its node, if not yet.
+    pub(crate) leaves_at: Option<Timestamp>,
+    /// A pod that takes its place finds no room on its node, which is cordoned or about to go.
+    pub(crate) node_closed: bool,
     /// How many before it failed one after the other.
     pub(crate) attempt: u32,
     pub(crate) created: Timestamp,
@@ -92,8 +97,10 @@ pub enum PodFailure {
 /// Why a pod that works should leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub enum Leave {
-    /// node {0} is being drained
+    /// node {0} is about to go
     Drained(String),
+    /// node {0} is cordoned
+    Cordoned(String),
     /// it was created from an older spec or image
     #[default]
     Outdated,
@@ -112,8 +119,9 @@ impl BackupPod {
         }
     }
 
-    pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.leave, Some(Leave::Drained(_)))
+    /// It leaves because of its node.
+    pub(crate) fn leaves_node(&self) -> bool {
+        matches!(self.leave, Some(Leave::Drained(_) | Leave::Cordoned(_)))
     }
 }
 
@@ -135,10 +143,11 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let node = node_name.as_deref().and_then(|node| nodes.get(node).copied());
     let created = pod.metadata.creation_timestamp.as_ref().map_or(observed.now, |time| time.0);
-    let tolerations = observed.group.spec.placement.tolerations.as_slice();
     let outdated = pod.annotations().get(ANNOTATION_TEMPLATE).is_none_or(|hash| hash != template_hash);
-    let drained = node.filter(|node| is_being_drained(node, tolerations));
-    let drained = drained.map(|node| Leave::Drained(node.name.clone()));
+    let leaves_node = node.and_then(|node| leaves_node(observed, node));
+    let grace = SignedDuration::from_secs(observed.group.spec.node_maintenance.grace_seconds.into());
+    let leaves_at = node.filter(|_| leaves_node.is_some()).and_then(|node| Some(node.marked_since? + grace));
+    let leaves_at = leaves_at.filter(|at| *at > observed.now);
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
     let attempt = pod.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
     BackupPod {
@@ -150,12 +159,30 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         ready: is_true(pod, "ContainersReady"),
         gate: condition(pod, GATE_CAUGHT_UP).map(|condition| condition.status == "True"),
         outdated,
-        leave: drained,
+        leave: leaves_node.filter(|_| leaves_at.is_none()),
+        leaves_at,
+        node_closed: node.is_some_and(|node| is_closed(observed, node)),
         // One that has worked for a while starts its successors' count anew.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },
         name,
         created,
     }
+}
+
+/// Whether new pods of the group keep off a node because somebody is about to empty it.
+fn is_closed(observed: &Observed, node: &NodeFacts) -> bool {
+    let tolerations = &observed.group.spec.placement.tolerations;
+    node.unschedulable || is_about_to_go(node, tolerations, &observed.settings.drain_taints)
+}
+
+/// What its node says to a backup.
+fn leaves_node(observed: &Observed, node: &NodeFacts) -> Option<Leave> {
+    let spec = &observed.group.spec;
+    if is_about_to_go(node, &spec.placement.tolerations, &observed.settings.drain_taints) {
+        return Some(Leave::Drained(node.name.clone()));
+    }
+    let moves = node.unschedulable && spec.node_maintenance.on_cordon == OnCordon::MoveWhenFree;
+    moves.then(|| Leave::Cordoned(node.name.clone()))
 }
 
 fn health(

@@ -3,9 +3,10 @@
 //! Called by [`plan`](super) with what [`backup_pod`](super::backup_pod) has read.
 //!
 //! 1. What has failed and is in no set goes, and another takes its place; each failure in a row waits longer.
-//! 2. Whoever works and shall leave (its node is drained, its template is old, there are too many) leaves alone, one at a
-//!    time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where
-//!    a node is free; or, where none is, when the others are all in the set and enough of them to go on.
+//! 2. Whoever works and shall leave (its node is to be emptied, its template is old, there are too many) leaves alone, one at
+//!    a time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where a
+//!    node is free. Where none is, one of an old template leaves when the others are all in the set and enough of them to go on;
+//!    and one whose node is to be emptied stays until it is evicted, which the budget allows.
 //! 3. What is missing is made. A member whose pod or node is dead counts as missing, and stays until the set has let it go.
 //!
 //! Whatever the reason, a pod is removed only with a [`Licence`]: the proof that it does not hold what nobody else does.
@@ -16,15 +17,17 @@ use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use strum::EnumIter;
+use tailwind_crds::OnCordon;
 
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::group_state::GroupState;
-use super::licence::{Licence, Withheld, licence};
+use super::licence::{Licence, Withheld, is_any_damaged, licence};
 use super::placement::{Survey, survey};
 use super::rollout::Rollout;
 use crate::objects::disruption::Exit;
 use crate::objects::pod::{Creation, backup};
 use crate::observed::Observed;
+use crate::planted::{self, Bug};
 
 /// Most members that a log has: seven, and one more while a backup moves.
 const MEMBERS_MAX: u8 = 8;
@@ -106,6 +109,8 @@ pub(crate) enum Replacement {
     ScaledDown(String, usize),
     /// {0} should go, and stays: {1}
     Kept(String, Withheld),
+    /// {pod} stays on {node}, although {why}, until another node can take a backup or it is evicted. {survey}
+    NoNode { pod: String, node: String, why: Leave, survey: Survey },
     /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
     /// app
     NoPrimary { pod: String, node: String, why: Leave },
@@ -121,9 +126,10 @@ impl Replacement {
     /// Whether it waits for something that the operator cannot do.
     pub(crate) fn is_blocked(&self) -> bool {
         match self {
-            Replacement::NoPrimary { .. } | Replacement::TooFewCopies { .. } | Replacement::OthersOutsideSet { .. } => {
-                true
-            }
+            Replacement::NoPrimary { .. }
+            | Replacement::NoNode { .. }
+            | Replacement::TooFewCopies { .. }
+            | Replacement::OthersOutsideSet { .. } => true,
             Replacement::Kept(_, withheld) => !withheld.is_brief(),
             _ => false,
         }
@@ -260,15 +266,24 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Lets one leave that works: of members that shall leave first those on nodes that are being drained.
+    /// Lets one leave that works: of members that shall leave first those whose nodes are about to go. A cordon is no drain: it
+    /// moves a member only where that is easy.
     fn remove_one(&mut self) {
         self.remove_outsiders();
         let leaving = self.alive.iter().filter(|backup| backup.member);
         let leaving = leaving.filter_map(|backup| Some((*backup, backup.leave.as_ref()?)));
-        match leaving.min_by_key(|(backup, _)| (!backup.is_drained(), &backup.name)) {
+        let leaving = leaving.filter(|(_, why)| !matches!(why, Leave::Cordoned(_)) || self.may_leave_cordoned());
+        match leaving.min_by_key(|(backup, why)| (!matches!(why, Leave::Drained(_)), &backup.name)) {
             Some((backup, why)) => self.replace(backup, why),
             None => self.shrink(),
         }
+    }
+
+    /// All copies are there, and a node for one more, or that one is there already.
+    fn may_leave_cordoned(&self) -> bool {
+        let has_successor = self.alive.len() > self.wanted || planted::has(Bug::CordonIsDrain);
+        let free = !self.plan.survey.free.is_empty() || has_successor;
+        self.has_primary && free && self.holders() >= self.wanted && self.held == 0
     }
 
     /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
@@ -336,6 +351,9 @@ impl<'a> Planner<'a> {
         if spares.is_empty() && !self.plan.survey.free.is_empty() && self.held == 0 {
             return Replacement::CreatesSuccessor(pod, why);
         }
+        if matches!(why, Leave::Drained(_) | Leave::Cordoned(_)) && !planted::has(Bug::CordonIsDrain) {
+            return Replacement::NoNode { pod, node, why, survey: self.plan.survey.clone() };
+        }
         let others_joined = holders >= self.wanted;
         if holders > self.floor && others_joined {
             return Replacement::BeforeSuccessor(pod, why);
@@ -401,7 +419,8 @@ impl<'a> Planner<'a> {
         // One that works is not given up for another that the API server does not take. What has failed is: it may be what
         // leaves no room in a quota.
         for removal in &mut self.plan.removals {
-            if matches!(removal.reason, RemovalReason::Leaves(_) | RemovalReason::LeavesFirst(_)) {
+            let works = matches!(removal.reason, RemovalReason::Leaves(_) | RemovalReason::LeavesFirst(_));
+            if works && !planted::has(Bug::LeavesUnreplaced) {
                 removal.after = self.plan.creations.iter().map(|creation| creation.name.clone()).collect();
             }
         }
@@ -416,13 +435,18 @@ impl<'a> Planner<'a> {
 
     /// A fenced group recruits nobody.
     fn exit(&self) -> Exit {
-        let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && !backup.is_drained();
+        let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && !backup.node_closed;
         let free = self.plan.survey.free.len() + self.backups.iter().filter(leaves_room).count();
         let unplaced = self.plan.unplaced;
         // Those that have a node, or find one: of more pods than nodes, some may be left without.
         let placeable = (self.alive.len() + self.plan.creations.len()).saturating_sub(unplaced.saturating_sub(free));
         let is_led = self.has_primary && !self.observed.group.spec.fenced;
+        // Whoever cordons a node and evicts would wait for the operator for ever.
+        let stays = self.observed.group.spec.node_maintenance.on_cordon == OnCordon::Stay;
+        let stays = stays && self.alive.iter().any(|backup| backup.node_closed && !backup.leaves_node());
         match () {
+            () if is_any_damaged(self.state) && !planted::has(Bug::EvictsBesideDamage) => Exit::Never,
+            () if stays => Exit::BeforeSuccessor,
             () if self.held > 0 => Exit::Alone,
             () if is_led && (placeable > self.wanted || free > unplaced) => Exit::AfterSuccessor,
             () if unplaced > free => Exit::Alone,

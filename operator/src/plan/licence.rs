@@ -19,6 +19,7 @@ use super::count::Count;
 use super::group_state::GroupState;
 use super::trouble::{NoReport, quarantined};
 use crate::observed::{Observed, is_true};
+use crate::planted::{self, Bug};
 
 /// {0}
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
@@ -144,6 +145,9 @@ impl Licence {
 /// # Errors
 /// Why it has to stay.
 pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Removal]) -> Result<Licence, Withheld> {
+    if planted::has(Bug::RemovesUnproved) {
+        return Ok(Licence(Evidence::HoldsNothing));
+    }
     let observed = state.observed;
     let pod = observed.backups.iter().find(|pod| pod.name_any() == backup.name);
     if pod.is_some_and(|pod| has_never_run(pod, backup)) {
@@ -167,6 +171,15 @@ pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Rem
         return Err(Withheld::ForgottenLog(other.clone()));
     }
     held_by(state, log, backup, leaving)
+}
+
+/// Whether a member is known not to hold all of the log. Then no other may be evicted: which one, a budget cannot say.
+pub(crate) fn is_any_damaged(state: &GroupState<'_>) -> bool {
+    let Some(log) = state.observed.log() else { return false };
+    let is_alive = |member: &&LogMember| state.alive().any(|backup| backup.name == member.name);
+    let report = |member: &LogMember| state.observed.reports.get(&member.name).and_then(|report| report.as_ref().ok());
+    let damaged = |member: &LogMember| report(member).is_some_and(|report| is_whole(log, member, report).is_err());
+    log.members.iter().filter(is_alive).any(damaged)
 }
 
 /// A config store that knows of no log may have been emptied.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use displaydoc::Display;
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration};
 use strum::EnumIter;
 
 use crate::capacity::{Amounts, requests};
@@ -93,20 +93,14 @@ impl fmt::Display for Survey {
     }
 }
 
-/// Whether new pods keep off the node, although those on it run on: it is cordoned, or about to go.
-pub(crate) fn is_being_drained(node: &NodeFacts, tolerations: &[Toleration]) -> bool {
-    let untolerated = |taint: &&Taint| {
+/// Whether the node has a taint that says that it is about to go, and which the pods do not tolerate. Any other taint keeps new
+/// pods off and says nothing of those that run: an agent that is not ready taints a whole fleet at once.
+pub(crate) fn is_about_to_go(node: &NodeFacts, tolerations: &[Toleration], drain_taints: &[String]) -> bool {
+    node.taints.iter().any(|taint| {
         taint.effect != "PreferNoSchedule"
-            && !is_of_kubernetes(&taint.key)
+            && drain_taints.contains(&taint.key)
             && !tolerations.iter().any(|toleration| tolerates(toleration, taint))
-    };
-    node.unschedulable || node.taints.iter().any(|taint| untolerated(&taint))
-}
-
-/// Taints that say how a node is, set by Kubernetes itself; they come and go.
-fn is_of_kubernetes(key: &str) -> bool {
-    key.starts_with("node.kubernetes.io/") && key != "node.kubernetes.io/out-of-service"
-        || key.starts_with("node.cloudprovider.kubernetes.io/")
+    })
 }
 
 fn unfit(spec: &PodSpec, needs: &Amounts, node: &NodeFacts, occupied: &BTreeSet<&str>) -> Option<Unfit> {
@@ -205,6 +199,8 @@ fn matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Taint;
+
     use super::*;
 
     fn taint(key: &str, effect: &str) -> Taint {
@@ -212,12 +208,20 @@ mod tests {
     }
 
     #[test]
-    fn taints_of_kubernetes_are_no_drain() {
-        let node = |taints: &[Taint]| NodeFacts { taints: taints.to_vec(), ..NodeFacts::default() };
-        assert!(is_being_drained(&NodeFacts { unschedulable: true, ..NodeFacts::default() }, &[]));
-        assert!(is_being_drained(&node(&[taint("ToBeDeletedByClusterAutoscaler", "NoSchedule")]), &[]));
-        assert!(!is_being_drained(&node(&[taint("node.kubernetes.io/memory-pressure", "NoSchedule")]), &[]));
-        assert!(!is_being_drained(&node(&[taint("hint", "PreferNoSchedule")]), &[]));
+    fn only_drain_taints_empty_a_node() {
+        let drain_taints = crate::options::Settings::default().drain_taints;
+        let goes = |key: &str, effect: &str| {
+            let node = NodeFacts { taints: vec![taint(key, effect)], unschedulable: true, ..NodeFacts::default() };
+            is_about_to_go(&node, &[], &drain_taints)
+        };
+        assert!(goes("ToBeDeletedByClusterAutoscaler", "NoSchedule"));
+        assert!(goes("node.kubernetes.io/out-of-service", "NoExecute"));
+        assert!(!goes("ToBeDeletedByClusterAutoscaler", "PreferNoSchedule"));
+        for key in
+            ["node.kubernetes.io/unschedulable", "node.kubernetes.io/memory-pressure", "agent.example.com/not-ready"]
+        {
+            assert!(!goes(key, "NoSchedule"), "{key}");
+        }
     }
 
     #[test]

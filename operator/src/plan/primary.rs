@@ -13,6 +13,7 @@ use tailwind_report::sidecar::{SidecarReport, Takeover};
 
 use super::trouble::NoReport;
 use crate::observed::{Observed, has_sidecar, is_running};
+use crate::planted::{self, Bug};
 
 /// Who is primary.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(crate) enum Primary {
 /// Looks for it.
 pub(crate) fn primary(observed: &Observed) -> Primary {
     let Some(LogPrimary { name, control }) = observed.log().map(|log| &log.primary) else { return Primary::Never };
-    let pod = observed.app.iter().find(|pod| pod.name_any() == *name && is_running(pod));
+    let pod = observed.app.iter().find(|pod| pod.name_any() == *name && is_running(pod) && !is_lost(observed, pod));
     let ip = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.clone());
     // An IPv6 address has many texts. A host that is no address is one that this cannot compare.
     let host = control.parse::<SocketAddr>().map(|address| address.ip().to_canonical());
@@ -36,6 +37,14 @@ pub(crate) fn primary(observed: &Observed) -> Primary {
         Some(ip) if host.is_err() || ip.parse::<IpAddr>().ok() == host.ok() => Primary::Here { pod: name.clone(), ip },
         _ => Primary::Gone(name.clone()),
     }
+}
+
+/// Whether a pod is being deleted on a node that is silent, and its sidecar is so as well. Kubernetes shows it as running until
+/// the node is heard again, which may be never.
+fn is_lost(observed: &Observed, pod: &Pod) -> bool {
+    let is_silent = || matches!(observed.sidecars.get(&pod.name_any()), Some(Err(_)));
+    let ends = pod.metadata.deletion_timestamp.is_some() && observed.silent_node(pod).is_some();
+    ends && is_silent() && !planted::has(Bug::LostPrimaryLeads)
 }
 
 /// Whether whoever is named as primary works as one.

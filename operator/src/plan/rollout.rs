@@ -32,8 +32,8 @@ impl Rollout {
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut plan = backups::decide(state);
     let strategy = state.observed.group.spec.update_strategy;
-    // A pod whose node is drained moves anyway.
-    if strategy == UpdateStrategy::OnDelete || !state.outdated().any(|backup| !backup.is_drained()) {
+    // A pod whose node is to be emptied moves anyway, if it can.
+    if strategy == UpdateStrategy::OnDelete || !state.outdated().any(|backup| !backup.leaves_node()) {
         return plan;
     }
     if state.updating {

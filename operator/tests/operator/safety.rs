@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use serde_json::json;
 use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
@@ -18,7 +19,9 @@ use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
 use tailwind_operator::options::Settings;
+use tailwind_operator::plan::backups::RemovalReason;
 use tailwind_operator::plan::{Action, Plan, plan};
+use tailwind_operator::planted::{self, Bug};
 use tailwind_report::report::BackupReport;
 
 const NOW: &str = "2026-06-01T12:00:00Z";
@@ -69,14 +72,17 @@ struct Begin {
     fabric_fails: bool,
     /// Somebody has emptied the config store.
     forgotten: bool,
+    /// The primary's pod is being deleted on a node that is dead, and nobody can take over.
+    lost: bool,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
     let seldom = || prop::bool::weighted(0.05);
-    let lacks = prop_oneof![5 => Just(0), 1 => 0..=WHOLE];
+    let lacks = prop_oneof![3 => Just(0), 1 => 0..=WHOLE];
     let quarantined = prop_oneof![15 => Just(0), 1 => 1_u8..3];
-    let pod = (any::<bool>(), prop::bool::weighted(0.3), 0_u8..6, lacks, quarantined, seldom(), seldom()).prop_map(
-        |(member, old, state, lacks, quarantined, emptied, silent)| Start {
+    let state = prop_oneof![1 => 0_u8..3, 3 => Just(3_u8)];
+    let pod = (prop::bool::weighted(0.7), prop::bool::weighted(0.3), state, lacks, quarantined, seldom(), seldom())
+        .prop_map(|(member, old, state, lacks, quarantined, emptied, silent)| Start {
             member,
             old,
             state,
@@ -84,8 +90,7 @@ fn begin() -> impl Strategy<Value = Begin> {
             quarantined,
             emptied,
             silent,
-        },
-    );
+        });
     let nodes = prop::collection::vec(prop::bool::weighted(0.3), 1..8);
     (
         1_u8..6,
@@ -94,7 +99,7 @@ fn begin() -> impl Strategy<Value = Begin> {
         nodes,
         any::<bool>(),
         prop::bool::weighted(0.9),
-        (seldom(), seldom(), seldom()),
+        (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
     )
         .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults)| Begin {
             backups,
@@ -106,6 +111,7 @@ fn begin() -> impl Strategy<Value = Begin> {
             refuses: faults.0,
             fabric_fails: faults.1,
             forgotten: faults.2,
+            lost: faults.3,
         })
 }
 
@@ -113,6 +119,8 @@ struct World {
     observed: Observed,
     made: u32,
     copies: BTreeMap<String, Copy>,
+    /// Members that a drain has evicted.
+    evicted: u32,
     refuses: bool,
     fabric_fails: bool,
 }
@@ -144,9 +152,17 @@ impl World {
         }))
         .unwrap();
         let app = json!({
-            "metadata": {"name": "app-0", "namespace": "shop", "labels": {LABEL_GROUP: "orders"}},
-            "spec": {"containers": [{"name": SIDECAR_CONTAINER}]},
+            "metadata": {
+                "name": "app-0", "namespace": "shop", "labels": {LABEL_GROUP: "orders"},
+                "deletionTimestamp": begin.lost.then_some(NOW),
+            },
+            "spec": {"containers": [{"name": SIDECAR_CONTAINER}], "nodeName": begin.lost.then_some("dead")},
             "status": {"phase": "Running", "podIP": PRIMARY_IP},
+        });
+        let dead = begin.lost.then(|| NodeFacts {
+            name: "dead".to_owned(),
+            not_ready_since: Some("2026-06-01T11:00:00Z".parse().unwrap()),
+            ..NodeFacts::default()
         });
         let nodes = begin.cordoned.iter().enumerate().map(|(index, cordoned)| NodeFacts {
             name: format!("n{index}"),
@@ -161,7 +177,7 @@ impl World {
                 settings: Settings { sidecar_image: "image:1".to_owned(), ..Settings::default() },
                 backups: Vec::new(),
                 app: begin.has_primary.then(|| serde_json::from_value(app).unwrap()).into_iter().collect(),
-                nodes: nodes.collect(),
+                nodes: nodes.chain(dead).collect(),
                 certificates: Certificates::default(),
                 objects: Vec::new(),
                 names: Vec::new(),
@@ -169,13 +185,18 @@ impl World {
                 obstacles: Default::default(),
                 reports: Default::default(),
                 may_update: true,
-                sidecars: Default::default(),
+                sidecars: begin
+                    .lost
+                    .then(|| ("app-0".to_owned(), Err("no answer within 2 s".to_owned())))
+                    .into_iter()
+                    .collect(),
                 readers: Vec::new(),
                 reader_sidecars: Default::default(),
                 group,
             },
             made: 0,
             copies: BTreeMap::new(),
+            evicted: 0,
             refuses: begin.refuses,
             fabric_fails: begin.fabric_fails,
         };
@@ -299,6 +320,7 @@ impl World {
             let healthy = |pod: &&Pod| is_ready(pod) && self.holders().contains(&pod.name_any());
             let all = self.observed.backups.iter().filter(healthy).count() as u64;
             let counts = u64::from(healthy(&pod));
+            let is_member = self.is_member(&pod.name_any());
             let allows = |budget: &serde_json::Value| {
                 counts == 0 && budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
                     || all >= budget["minAvailable"].as_u64().unwrap() + counts
@@ -308,6 +330,7 @@ impl World {
                 let before = self.places();
                 let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
+                self.evicted += u32::from(is_member);
                 if budget.is_some() {
                     self.judge(before, "an eviction that the budget allows");
                 }
@@ -352,6 +375,12 @@ impl World {
         let leaving = holders.iter().filter(|name| deleted.contains(name.as_str())).count();
         assert!(leaving <= 1, "two members are removed at a time");
         if leaving == 1 {
+            let is_cordoned =
+                |name: &str| self.observed.nodes.iter().any(|node| node.name == name && node.unschedulable);
+            let leaves = self.observed.backups.iter().find(|pod| deleted.contains(pod.name_any().as_str())).unwrap();
+            let on_cordoned = leaves.spec.as_ref().unwrap().node_name.as_deref().is_some_and(is_cordoned);
+            let whole = holders.len() > usize::from(self.observed.group.spec.backups);
+            assert!(!on_cordoned || whole, "a cordon alone takes a copy");
             assert!(holders.len() > self.floor(), "{} of {} copies would be left", holders.len() - 1, self.floor());
         }
         let failed_member = self.observed.backups.iter().find(|pod| {
@@ -372,10 +401,11 @@ impl World {
 
     /// Does what the plan says, and then what kubelets, the scheduler and the primary do.
     fn turn(&mut self, plan: Plan, drained: bool) {
+        let refused = self.refuses && plan.actions.iter().any(|action| matches!(action, Action::Create(_)));
         for action in plan.actions {
             match action {
                 Action::Create(_) if self.refuses => {}
-                Action::Delete(removal) if self.refuses && !removal.after.is_empty() => {}
+                Action::Delete(removal) if refused && !removal.after.is_empty() => {}
                 Action::Create(pod) => {
                     self.copies.insert(pod.name_any(), Copy::default());
                     let mut pod = serde_json::to_value(pod).unwrap();
@@ -389,6 +419,8 @@ impl World {
                     let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == removal.name).unwrap();
                     pod.metadata.deletion_timestamp =
                         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
+                    let works = !matches!(removal.reason, RemovalReason::Failed(_) | RemovalReason::Surplus);
+                    assert!(!(refused && works), "{} leaves for a pod that is refused", removal.name);
                     self.judge(before, &format!("{} is removed: {}", removal.name, removal.reason));
                 }
                 Action::Apply(object) => {
@@ -423,7 +455,7 @@ impl World {
     /// The primary: repairs what a member lacks and another has, lets go whoever is dead or somebody new as long as enough are
     /// left, then takes one in that is ready.
     fn lead(&mut self) {
-        if self.observed.app.is_empty() {
+        if self.observed.app.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return;
         }
         let floor = self.floor();
@@ -438,7 +470,10 @@ impl World {
             .collect();
         let sound = holders.iter().fold(0, |sound, name| sound | self.copies[name].segments);
         for name in &holders {
-            self.copies.get_mut(name).unwrap().segments |= sound;
+            // One segment at a time.
+            let segments = &mut self.copies.get_mut(name).unwrap().segments;
+            let missing = sound & !*segments;
+            *segments |= missing & missing.wrapping_neg();
         }
         let Some(members) = self.log() else { return };
         if holders.len() >= floor {
@@ -461,7 +496,10 @@ impl World {
                 continue;
             }
             if pod.spec.as_ref().unwrap().node_name.is_none() {
-                let free = self.observed.nodes.iter().find(|node| !node.unschedulable && !taken.contains(&node.name));
+                let free =
+                    self.observed.nodes.iter().find(|node| {
+                        !node.unschedulable && node.not_ready_since.is_none() && !taken.contains(&node.name)
+                    });
                 let Some(node) = free else { continue };
                 taken.insert(node.name.clone());
                 pod.spec.as_mut().unwrap().node_name = Some(node.name.clone());
@@ -502,48 +540,132 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.iter().any(|condition| condition.type_ == "ContainersReady" && condition.status == "True")
 }
 
+/// Plays a world until nothing changes any more.
+fn play(begin: &Begin) -> Result<(), TestCaseError> {
+    let mut world = World::new(begin);
+    let wanted = usize::from(begin.backups);
+    let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
+    // Then a successor is always filled before anybody leaves, whoever it is that drains.
+    let always_whole = begin.has_primary && !begin.lost && free > wanted && world.holders().len() >= wanted;
+    let mut quiet = 0;
+    for round in 0.. {
+        prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
+        let before = world.observed.group.status.clone();
+        let plan = world.plan();
+        world.check(&plan);
+        let acted = plan
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_)));
+        world.turn(plan, begin.drained);
+        let holders = world.holders().len();
+        prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
+        quiet = if acted || world.observed.group.status != before { 0 } else { quiet + 1 };
+        // Longer than any patience that is measured in rounds of a minute. What is refused is tried again for ever.
+        if quiet > 6 || begin.refuses && round > 40 {
+            break;
+        }
+    }
+    // Where there are nodes enough for one to move, everything is as it should be at the end.
+    let at_start = World::new(begin);
+    let sound = at_start.holders().iter().fold(0, |sound, name| sound | at_start.copies[name].segments);
+    let had_copies = at_start.holders().len() >= world.floor() && sound == WHOLE;
+    // With nobody to fill a successor, a drain does not wait for one.
+    let on_cordoned = |pod: &Pod| {
+        let node = pod.spec.as_ref().unwrap().node_name.as_ref();
+        at_start.is_member(&pod.name_any())
+            && begin.cordoned.iter().enumerate().any(|(n, cordoned)| *cordoned && node == Some(&format!("n{n}")))
+    };
+    let is_well = begin.pods.iter().all(|pod| pod.state > 2 && pod.lacks == 0 && !pod.emptied && !pod.silent);
+    let all = at_start.holders().len();
+    if begin.lost
+        && begin.drained
+        && is_well
+        && !begin.fabric_fails
+        && !begin.forgotten
+        && wanted > world.floor()
+        && all >= wanted
+        && at_start.observed.backups.iter().any(on_cordoned)
+    {
+        prop_assert!(world.evicted > 0, "a drain waits for a primary that is lost");
+    }
+    let needs_people = begin.lost
+        || begin.refuses
+        || begin.fabric_fails
+        || begin.forgotten
+        || begin.pods.iter().any(|pod| pod.quarantined > 0 || pod.silent);
+    if begin.has_primary && had_copies && free > wanted && !needs_people {
+        let members = world.holders();
+        prop_assert_eq!(members.len(), wanted, "members at the end");
+        prop_assert_eq!(world.observed.backups.len(), wanted, "pods at the end");
+        for pod in &world.observed.backups {
+            let node = pod.spec.as_ref().unwrap().node_name.clone().unwrap();
+            let cordoned = world.observed.nodes.iter().any(|facts| facts.name == node && facts.unschedulable);
+            prop_assert!(!cordoned, "left on a node that is drained");
+            let hash = &pod.annotations()["replication.tailwind.dev/template-hash"];
+            prop_assert!(hash != "old", "left out of date");
+        }
+    }
+    Ok(())
+}
+
+/// Worlds to play: many more by hand, with `TAILWIND_WORLDS`.
+fn worlds() -> u32 {
+    std::env::var("TAILWIND_WORLDS").map_or(64, |worlds| worlds.parse().expect("TAILWIND_WORLDS: a number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(worlds()))]
 
     #[test]
     fn plans_are_safe_and_reach_a_steady_state(begin in begin()) {
-        let mut world = World::new(&begin);
-        let wanted = usize::from(begin.backups);
-        let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
-        // Then a successor is always filled before anybody leaves, whoever it is that drains.
-        let always_whole = begin.has_primary && free > wanted && world.holders().len() >= wanted;
-        let mut quiet = 0;
-        for round in 0.. {
-            prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
-            let before = world.observed.group.status.clone();
-            let plan = world.plan();
-            world.check(&plan);
-            let acted = plan.actions.iter().any(|action| matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_)));
-            world.turn(plan, begin.drained);
-            let holders = world.holders().len();
-            prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
-            quiet = if acted || world.observed.group.status != before { 0 } else { quiet + 1 };
-            // Longer than any patience that is measured in rounds of a minute. What is refused is tried again for ever.
-            if quiet > 6 || begin.refuses && round > 40 {
-                break;
+        play(&begin)?;
+    }
+}
+
+/// Worlds in which a drain meets nothing else that could keep it from going on.
+fn only_drained(begin: Begin) -> Begin {
+    let well = |pod: Start| Start { state: 3, lacks: 0, quarantined: 0, emptied: false, silent: false, ..pod };
+    let pods = begin.pods.into_iter().map(well).collect();
+    Begin { pods, drained: true, refuses: false, fabric_fails: false, forgotten: false, ..begin }
+}
+
+/// Each planted bug must be found, within so many worlds of its kind. They are the same at each run.
+#[test]
+#[expect(clippy::print_stdout, reason = "how soon a bug is found is what a reader of the test wants to see")]
+fn planted_bugs_are_found() {
+    const WITHIN: u32 = 500;
+    type Kind = fn(Begin) -> Begin;
+    let kinds: [(Bug, Kind); 6] = [
+        (Bug::CordonIsDrain, |begin| begin),
+        (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
+        (Bug::LeavesUnreplaced, |begin| Begin { refuses: true, ..begin }),
+        (Bug::RemovesUnproved, |begin| begin),
+        (Bug::LostPrimaryLeads, |begin| only_drained(Begin { lost: true, ..begin })),
+        (Bug::EvictsBesideDamage, |begin| Begin { drained: true, ..begin }),
+    ];
+    for (bug, kind) in kinds {
+        let config = ProptestConfig {
+            cases: WITHIN,
+            failure_persistence: None,
+            max_shrink_iters: 0,
+            ..ProptestConfig::default()
+        };
+        let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        let played = std::cell::Cell::new(0);
+        planted::plant(Some(bug));
+        let found = runner.run(&begin().prop_map(kind), |begin| {
+            played.set(played.get() + 1);
+            play(&begin)
+        });
+        planted::plant(None);
+        match found {
+            Err(TestError::Fail(rule, begin)) => {
+                println!("{bug:?} after {} worlds: {rule}", played.get());
+                let without = play(&begin);
+                assert!(without.is_ok(), "without {bug:?} {without:?} in {begin:?}");
             }
-        }
-        // Where there are nodes enough for one to move, everything is as it should be at the end.
-        let at_start = World::new(&begin);
-        let sound = at_start.holders().iter().fold(0, |sound, name| sound | at_start.copies[name].segments);
-        let had_copies = at_start.holders().len() >= world.floor() && sound == WHOLE;
-        let needs_people = begin.refuses || begin.fabric_fails || begin.forgotten || begin.pods.iter().any(|pod| pod.quarantined > 0 || pod.silent);
-        if begin.has_primary && had_copies && free > wanted && !needs_people {
-            let members = world.holders();
-            prop_assert_eq!(members.len(), wanted, "members at the end");
-            prop_assert_eq!(world.observed.backups.len(), wanted, "pods at the end");
-            for pod in &world.observed.backups {
-                let node = pod.spec.as_ref().unwrap().node_name.clone().unwrap();
-                let cordoned = world.observed.nodes.iter().any(|facts| facts.name == node && facts.unschedulable);
-                prop_assert!(!cordoned, "left on a node that is drained");
-                let hash = &pod.annotations()["replication.tailwind.dev/template-hash"];
-                prop_assert!(hash != "old", "left out of date");
-            }
+            other => panic!("{bug:?} is not found within {WITHIN} worlds: {other:?}"),
         }
     }
 }

@@ -226,6 +226,8 @@ struct Node {
     zone: Option<String>,
     #[serde(default)]
     cordoned: bool,
+    /// For so long it has been cordoned and tainted as it is.
+    marked_seconds: Option<i64>,
     not_ready_seconds: Option<i64>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
@@ -623,6 +625,7 @@ fn node(given: &Node) -> NodeFacts {
         labels,
         taints: given.taints.clone(),
         unschedulable: given.cordoned,
+        marked_since: given.marked_seconds.map(|seconds| now() - SignedDuration::from_secs(seconds)),
         not_ready_since: given.not_ready_seconds.map(|seconds| now() - SignedDuration::from_secs(seconds)),
         allocatable,
         requested: used.collect(),

@@ -1,0 +1,44 @@
+//! Bugs that a test can plant in plans, to prove that the random worlds of `tests/operator/safety.rs` find them.
+//!
+//! Without the feature `planted-bugs`, which no released binary enables, [`has`] is a constant `false`. One bug at a time, and
+//! for one thread.
+
+/// What can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// A member leaves a cordoned node although no other node is free.
+    CordonIsDrain,
+    /// The budget lets pods that are not ready be evicted whatever else is.
+    EvictsUnready,
+    /// A removal does not say what has to be created before it.
+    LeavesUnreplaced,
+    /// A backup is removed without proof that others hold what it holds.
+    RemovesUnproved,
+    /// A primary whose pod hangs in its end on a dead node counts as one.
+    LostPrimaryLeads,
+    /// The budget lets one backup go while another is damaged.
+    EvictsBesideDamage,
+}
+
+#[cfg(feature = "planted-bugs")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug in every plan that this thread makes from now on, or with `None` takes it out again.
+#[cfg(feature = "planted-bugs")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// True where this bug is planted.
+#[cfg(feature = "planted-bugs")]
+pub(crate) fn has(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// True where this bug is planted: nowhere.
+#[cfg(not(feature = "planted-bugs"))]
+pub(crate) const fn has(_: Bug) -> bool {
+    false
+}
