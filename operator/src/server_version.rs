@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn old_servers_have_shortfalls() {
         assert_eq!(ServerVersion::of(1, 34).shortfalls(), Vec::<&str>::new());
-        assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 6);
+        assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 5);
         assert!(ServerVersion::of(1, 9) < ServerVersion::TARGET);
     }
 }

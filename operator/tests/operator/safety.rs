@@ -632,7 +632,6 @@ fn only_drained(begin: Begin) -> Begin {
 
 /// Each planted bug must be found, within so many worlds of its kind. They are the same at each run.
 #[test]
-#[expect(clippy::print_stdout, reason = "how soon a bug is found is what a reader of the test wants to see")]
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
