@@ -22,6 +22,8 @@ pub const ANNOTATION_INJECTED: &str = "replication.tailwind.dev/injected";
 pub const ANNOTATION_ALLOW_UID: &str = "replication.tailwind.dev/allow-uid";
 /// On a `ReplicaGroup`: its own name, before it is deleted with its log. Without it the API server refuses.
 pub const ANNOTATION_DELETE_LOG: &str = "replication.tailwind.dev/delete-log";
+/// On the definition of `ReplicaGroup`: its own name, before it is deleted with every group. Without it the API server refuses.
+pub const ANNOTATION_DELETE_DEFINITION: &str = "replication.tailwind.dev/delete-definition";
 /// On a `ReplicaGroup`: the app pod that shall become primary.
 pub const ANNOTATION_SWITCHOVER: &str = "replication.tailwind.dev/switchover";
 /// On a `ReplicaGroup`, by the operator: the installation that manages it, as the NAMESPACE/NAME of its Lease. No other touches

@@ -175,7 +175,8 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub deletion: Deletion,
 
-    /// Leave everything as it is: the operator reports and changes nothing. Failover still works, since it needs no operator.
+    /// Leave everything as it is: the operator reports, renews certificates, and changes nothing else. Failover still works, since
+    /// it needs no operator.
     #[serde(default)]
     pub paused: bool,
 

@@ -67,11 +67,13 @@ impl LeaderElector {
 
     /// Renews for as long as it can. Returns when the lease is lost, and then the process has to end.
     pub(crate) async fn keep(&mut self) -> anyhow::Error {
-        let mut renewed = Instant::now();
+        let mut renewed = tokio::time::Instant::now();
         loop {
-            sleep(RETRY).await;
-            let asked = Instant::now();
-            match timeout(CALL, self.try_hold()).await {
+            // Neither a pause nor a call that hangs outlasts the deadline.
+            let left = |most: Duration| most.min(RENEW_DEADLINE.saturating_sub(renewed.elapsed()));
+            sleep(left(RETRY)).await;
+            let asked = tokio::time::Instant::now();
+            match timeout(left(CALL), self.try_hold()).await {
                 Ok(Ok(true)) => renewed = asked,
                 Ok(Ok(false)) => return anyhow::anyhow!("another replica holds lease {}", self.name),
                 Ok(Err(error)) => warn!(error = format!("{error:#}"), "lease not renewed"),
@@ -190,6 +192,22 @@ mod tests {
         assert_eq!(elector.holder(Some(&held_by("b", 1)), after(15)), Holder::Other);
         assert_eq!(elector.holder(Some(&held_by("b", 1)), after(29)), Holder::Other);
         assert_eq!(elector.holder(Some(&held_by("b", 1)), after(30)), Holder::Nobody);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_ends_before_anybody_may_take_over() {
+        // A call that never comes back.
+        let client = kube::Client::new(
+            tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
+                std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::io::Error>>()
+            }),
+            "tailwind-system",
+        );
+        let mut elector = LeaderElector { leases: Api::namespaced(client, "tailwind-system"), ..elector() };
+        let began = tokio::time::Instant::now();
+        let why = elector.keep().await;
+        assert_eq!(why.to_string(), "lease tailwind-operator could not be renewed for 10s");
+        assert!(began.elapsed() < DURATION - RETRY, "after {:?}", began.elapsed());
     }
 
     #[tokio::test]

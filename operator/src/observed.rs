@@ -84,6 +84,11 @@ impl Observed {
         self.reports.values().flatten().map(|report| report.damaged).reduce(u64::saturating_add)
     }
 
+    /// Pods of the app for which the group waits before it goes. One that has ended, a job's perhaps, needs no log.
+    pub(crate) fn waits_for_app(&self) -> usize {
+        if self.has_finalizer() { self.app.iter().filter(|pod| !has_ended(pod)).count() } else { 0 }
+    }
+
     /// Whether the group waits for its app before it goes.
     pub(crate) fn has_finalizer(&self) -> bool {
         self.group.finalizers().iter().any(|finalizer| finalizer == FINALIZER)

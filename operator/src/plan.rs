@@ -38,7 +38,7 @@ use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::objects::disruption::Exit;
 use crate::objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
-use crate::observed::Observed;
+use crate::observed::{Certificates, Observed};
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 pub use backups::Removal;
@@ -62,13 +62,13 @@ const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
 /// Plans.
 pub fn plan(observed: &Observed) -> Plan {
     let state = GroupState::new(observed);
+    if state.is_deleting() && observed.waits_for_app() == 0 {
+        return Plan::last(&state);
+    }
     let problems = validity::problems(observed);
     if !problems.is_empty() {
-        return Plan::only_status(status::invalid(&state, &problems), observed);
-    }
-    let waits_for_app = observed.has_finalizer() && !observed.app.is_empty();
-    if state.is_deleting() && !waits_for_app {
-        return Plan::last(&state);
+        let plan = Plan::only_status(status::invalid(&state, &problems), observed);
+        return plan.with_certificates_kept(observed);
     }
     if observed.group.spec.paused && !state.is_deleting() {
         return Plan::paused(&state);
@@ -102,10 +102,23 @@ impl Plan {
         plan
     }
 
-    /// Nothing is done to the group. Nobody moves its backups either, so a budget that counts on it is loosened.
+    /// Certificates that are there are renewed, whatever else is left as it is: without them no sidecar reaches a backup any more,
+    /// and nobody can take over.
+    fn with_certificates_kept(mut self, observed: &Observed) -> Plan {
+        let Certificates { authority, not_owned, .. } = &observed.certificates;
+        if authority.is_some() && not_owned.is_empty() {
+            let steps = certificates::steps(&observed.certificates, observed.now);
+            self.actions.extend(steps.into_iter().map(Action::Certificates));
+        }
+        self
+    }
+
+    /// Nothing is done to the group but to renew its certificates. Nobody moves its backups either, so a budget that counts on it
+    /// is loosened.
     fn paused(state: &GroupState<'_>) -> Plan {
-        let (observed, exit) = (state.observed, Exit::default());
-        let mut plan = Plan::unchanged(state);
+        let observed = state.observed;
+        let exit = if licence::is_any_damaged(state) { Exit::Never } else { Exit::default() };
+        let mut plan = Plan::unchanged(state).with_certificates_kept(observed);
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
             plan.actions.extend(budget(observed, exit).and_then(|budget| apply(observed, budget).ok()?));
             plan.actions.extend(needless_budget(observed, exit));

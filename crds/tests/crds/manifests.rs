@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{documents, lost, top};
 use serde::Deserialize;
 use serde_json::Value;
-use tailwind_crds::names::ANNOTATION_DELETE_LOG;
+use tailwind_crds::names::{ANNOTATION_DELETE_DEFINITION, ANNOTATION_DELETE_LOG};
 use tailwind_crds::reference::{anchor, reference};
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
@@ -255,6 +255,26 @@ fn alerts_and_dashboard_use_existing_metrics() {
     for name in names {
         assert!(is_sample(name), "no program has samples of the name {name}");
     }
+}
+
+/// The definition, with which every group goes, is deleted only on confirmation as well.
+#[test]
+fn the_definition_is_deleted_only_on_confirmation() {
+    let expression = cel::Program::compile(&read("charts/tailwind/files/definition.cel")).unwrap();
+    let allows = |annotations: Value| {
+        let mut definition = serde_json::json!({"metadata": {"name": "replicagroups.replication.tailwind.dev"}});
+        if !annotations.is_null() {
+            definition["metadata"]["annotations"] = annotations;
+        }
+        let mut context = cel::Context::default();
+        context.add_variable("oldObject", definition).unwrap();
+        expression.execute(&context).unwrap() == cel::Value::Bool(true)
+    };
+    let confirmed = |name: &str| serde_json::json!({ANNOTATION_DELETE_DEFINITION: name});
+    assert!(!allows(Value::Null));
+    assert!(!allows(serde_json::json!({"helm.sh/resource-policy": "keep"})));
+    assert!(!allows(confirmed("true")));
+    assert!(allows(confirmed("replicagroups.replication.tailwind.dev")));
 }
 
 /// The expression by which the API server decides: see decision 33.

@@ -60,8 +60,8 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
     let spec = &group.spec;
     let (wanted, floor) = (usize::from(spec.backups), usize::from(spec.min_in_sync().max(1)));
     if state.is_deleting() {
-        let waits = app > 0 && state.observed.has_finalizer();
-        let reason = if waits { PhaseReason::DeletionWaits(Count(app, "pod")) } else { PhaseReason::Deletion };
+        let waits = state.observed.waits_for_app();
+        let reason = if waits > 0 { PhaseReason::DeletionWaits(Count(waits, "pod")) } else { PhaseReason::Deletion };
         return (Phase::Deleting, reason);
     }
     if spec.paused {
