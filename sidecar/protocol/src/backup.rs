@@ -174,15 +174,21 @@ impl Backup {
         [Output::SaveSlot(slot, None), Output::Release(slot)]
     }
 
+    /// Slots that are not free.
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
+        self.slots_to_flush().chain(self.missing)
+    }
+
+    /// Slots whose bytes are lent or not yet on disk. The one whose row remembers a loss holds nothing that could be flushed.
+    fn slots_to_flush(&self) -> impl Iterator<Item = Slot> {
         let copies = self.copies.values().chain(self.installs.values()).filter_map(Copy::slot);
         let taken_out = self.leaving.keys().chain(self.replaced.keys()).copied();
-        copies.chain(taken_out).chain(self.missing)
+        copies.chain(taken_out)
     }
 
     /// Bytes lent, or closed and not yet on disk.
     pub fn unflushed_bytes(&self) -> u64 {
-        self.slots_in_use().count() as u64 * u64::from(self.limits.slot_size)
+        self.slots_to_flush().count() as u64 * u64::from(self.limits.slot_size)
     }
 
     /// The current promise.

@@ -52,7 +52,7 @@ impl Backup {
 
     /// Bytes that the flush folder holds, or will hold once everything lent is on disk.
     pub fn flush_bytes(&self) -> u64 {
-        let to_come = self.slots_in_use().count() as u64 * self.file_bytes_max();
+        let to_come = self.slots_to_flush().count() as u64 * self.file_bytes_max();
         self.segment_file_bytes() + self.other_files.bytes() + to_come
     }
 

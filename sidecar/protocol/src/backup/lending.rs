@@ -170,23 +170,24 @@ impl Backup {
 
     /// A slot to lend, within the bounds on unflushed bytes and on the flush folder. `freed` will be free by then.
     fn free_slot(&self, purpose: Purpose, freed: Option<Slot>) -> Result<Slot, Refusal> {
+        let to_flush = self.slots_to_flush().filter(|slot| Some(*slot) != freed).count() as u64;
         let used: Vec<Slot> = self.slots_in_use().filter(|slot| Some(*slot) != freed).collect();
         let kept = self.kept_for_images(purpose);
-        let wanted = used.len() as u64 + 1 + kept;
         let bytes = |slots: u64| slots * u64::from(self.limits.slot_size);
         let for_images = if kept > 0 { " (one more is kept for repairs)" } else { "" };
-        if bytes(wanted) > self.limits.unflushed_bytes_max {
+        if bytes(to_flush + 1 + kept) > self.limits.unflushed_bytes_max {
             let why = format!(
                 "{} are lent or not yet flushed; backup {} may have at most {}{for_images} (flush bandwidth × hold-up time)",
-                readable_size(bytes(used.len() as u64)),
+                readable_size(bytes(to_flush)),
                 self.member,
                 readable_size(self.limits.unflushed_bytes_max - bytes(kept))
             );
             return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
         }
-        self.check_folder(purpose, used.len() as u64)?;
+        self.check_folder(purpose, to_flush)?;
         // `freed` itself is not taken: its last writer may not have stopped yet.
         let free = (0..self.limits.slots).map(Slot).find(|slot| !used.contains(slot) && Some(*slot) != freed);
+        let wanted = used.len() as u64 + 1 + kept;
         free.filter(|_| wanted <= u64::from(self.limits.slots)).ok_or_else(|| Refusal::RetryLater {
             after_ms: RETRY_AFTER_MS,
             why: format!(

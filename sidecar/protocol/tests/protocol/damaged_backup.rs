@@ -30,11 +30,16 @@ impl Fixture {
     }
 
     fn start_with(found: Found, tail: Tail, sound: bool) -> Fixture {
+        Fixture::start_within(SLOTS, found, tail, sound)
+    }
+
+    /// Of a backup that may have so many buffers lent or not yet on disk.
+    fn start_within(unflushed_slots_max: u32, found: Found, tail: Tail, sound: bool) -> Fixture {
         let slot_size = SegmentSize::MIN.bytes();
         let limits = Limits {
             slots: SLOTS,
             slot_size,
-            unflushed_bytes_max: u64::from(SLOTS * slot_size),
+            unflushed_bytes_max: u64::from(unflushed_slots_max * slot_size),
             flush_bytes_max: None,
         };
         let (backup, out) = Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found);
@@ -463,6 +468,24 @@ fn lost_buffers_are_lent_to_images_but_for_one() {
         );
     }
     let reply = fixture.open(4, identity(u64::from(SLOTS)), Purpose::Install);
+    assert!(matches!(reply, Reply::Refused(Refusal::RetryLater { .. })), "{reply:?}");
+}
+
+/// Nor without the bytes that it may have lent or not yet on disk: the buffer whose row remembers a loss is none of them.
+#[test]
+fn lost_buffer_leaves_room_for_an_image() {
+    let found = Found {
+        promise: promise(),
+        rows: vec![(Slot(1), lent(1)), (Slot(2), lent(2))],
+        missing: vec![(Slot(0), lent(3))],
+        ..Found::default()
+    };
+    let tail = Tail { closure: closure(1), acked: Offset(0) };
+    let mut fixture = Fixture::start_within(3, found, tail, true);
+    fixture.fence(4);
+    let reply = fixture.open(4, identity(1), Purpose::Install);
+    assert!(matches!(reply, Reply::Opened(_)), "{reply:?}");
+    let reply = fixture.open(4, identity(2), Purpose::Install);
     assert!(matches!(reply, Reply::Refused(Refusal::RetryLater { .. })), "{reply:?}");
 }
 
