@@ -26,6 +26,7 @@ use tailwind_protocol::rpc::{
 };
 use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;
+use tailwind_report::report::BackupReport;
 use tailwind_sidecar::access::{Access, TokenOptions};
 use tailwind_sidecar::rpc::{BackupClient, CallError};
 use tailwind_sidecar::tls::{PeerRole, Tls};
@@ -404,8 +405,8 @@ async fn quarantined_files_are_counted_listed_and_released() {
     assert_ne!(metric_if_known(&daemon, "tailwind_backup_quarantined_bytes"), Some(0));
     let status = get(&daemon, "/status");
     assert!(status.contains("\"files\": 2"), "{status}");
-    let reported = r#"{"version":1,"group":"db","name":"b0","damaged":0,"quarantined":2}"#;
-    assert_eq!(report(&daemon.control()), reported);
+    let reported = read_report(&daemon);
+    assert_eq!((reported.epoch, reported.copies, reported.damaged, reported.quarantined), (2, 0, 0, Some(2)));
 
     // A person looks and lets go, while the backup runs.
     let listed = quarantine(&daemon, &["list"]);
@@ -494,8 +495,10 @@ async fn a_corrupt_file_is_not_copied() {
     assert_eq!(refusal(primary.fetch(identity, closure).await), Refusal::Corrupt { segment: SegmentId(1) });
     assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
     assert_eq!(metric(&daemon, "tailwind_backup_segments_corrupt"), 1);
-    let reported = r#"{"version":1,"group":"db","name":"b0","damaged":1,"quarantined":0}"#;
-    assert_eq!(report(&daemon.control()), reported);
+    let boot = primary.inventory().await.boot.to_string();
+    let log = Some(LOG.to_string());
+    let corrupt = BackupReport { boot, log, epoch: 1, damaged: 1, quarantined: Some(0), ..BackupReport::default() };
+    assert_eq!(read_report(&daemon), corrupt, "a corrupt copy is none");
 }
 
 #[tokio::test]
@@ -817,6 +820,10 @@ fn get(daemon: &Daemon, path: &str) -> String {
         token.trim()
     );
     String::from_utf8(talk(daemon.control().parse().unwrap(), request.as_bytes())).unwrap()
+}
+
+fn read_report(daemon: &Daemon) -> BackupReport {
+    tailwind_report::report::read(report(&daemon.control()).as_bytes(), "db", "b0").unwrap()
 }
 
 /// The page that the operator reads, which anybody may ask for.
