@@ -102,7 +102,7 @@ impl Plan {
         plan
     }
 
-    /// Certificates that are there are renewed, whatever else is left as it is: without them no sidecar reaches a backup any more,
+    /// Existing certificates are renewed even where everything else is left as it is: without them no sidecar reaches a backup any more,
     /// and nobody can take over.
     fn with_certificates_kept(mut self, observed: &Observed) -> Plan {
         let Certificates { authority, not_owned, .. } = &observed.certificates;

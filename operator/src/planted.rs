@@ -8,7 +8,7 @@
 pub enum Bug {
     /// A member leaves a cordoned node although no other node is free.
     CordonIsDrain,
-    /// The budget lets pods that are not ready be evicted whatever else is.
+    /// The budget lets pods that are not ready be evicted even if no other is ready.
     EvictsUnready,
     /// A removal does not say what has to be created before it.
     LeavesUnreplaced,

@@ -68,7 +68,7 @@ pub(crate) fn is_stale(slice: &DynamicObject, app: &[Pod]) -> bool {
 }
 
 /// Whether the service has no address of its own. The API server copies that from the service as it was, so one that is to have
-/// an address, or none, has to be made anew.
+/// an address, or none, has to be recreated.
 pub(crate) fn is_headless(service: &DynamicObject) -> bool {
     service.data["spec"]["clusterIP"] == json!("None")
 }

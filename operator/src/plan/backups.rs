@@ -9,7 +9,7 @@
 //!    and one whose node is to be emptied stays until it is evicted, which the budget allows.
 //! 3. What is missing is made. A member whose pod or node is dead counts as missing, and stays until the set has let it go.
 //!
-//! Whatever the reason, a pod is removed only with a [`Licence`]: the proof that it does not hold what nobody else does.
+//! A pod is removed only with a [`Licence`]: the proof that it does not hold what nobody else does.
 
 use std::collections::BTreeSet;
 
@@ -441,7 +441,7 @@ impl<'a> Planner<'a> {
         // Those that have a node, or find one: of more pods than nodes, some may be left without.
         let placeable = (self.alive.len() + self.plan.creations.len()).saturating_sub(unplaced.saturating_sub(free));
         let is_led = self.has_primary && !self.observed.group.spec.fenced;
-        // Whoever cordons a node and evicts would wait for the operator for ever.
+        // The drain of a cordoned node would wait for the operator without end.
         let stays = self.observed.group.spec.node_maintenance.on_cordon == OnCordon::Stay;
         let stays = stays && self.alive.iter().any(|backup| backup.node_closed && !backup.leaves_node());
         match () {

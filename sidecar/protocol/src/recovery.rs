@@ -75,8 +75,8 @@ pub enum Damage {
         /// Its first record, at one of the members.
         first: Lsn,
     },
-    /// Two members that can tell where the log ends have one segment of different epochs: before a primary begins a segment anew,
-    /// every member of its set has dropped what an older epoch left of it.
+    /// Two members that can tell where the log ends have one segment of different epochs: before a primary opens a
+    /// segment that an older epoch had opened, every member of its set has dropped what was left of it.
     #[error(
         "segment {segment} is of epoch {earlier} at one member and of epoch {later} at another, and both say that they can          tell where the log ends: what the members hold contradicts itself"
     )]
