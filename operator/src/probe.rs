@@ -153,8 +153,8 @@ impl Prober {
                 Some(url) => fetch_in_time(&self.client, &url).await,
                 None => Err(NO_ADDRESS.to_owned()),
             };
-            let report = page.and_then(|page| read_report(&page, group, &name));
-            (name, report.map_err(|why| cut(&why, REASON_CHARS_MAX)))
+            let report = reported(page, group, &name);
+            (name, report)
         });
         join_all(requests).await.into_iter().collect()
     }
@@ -167,8 +167,8 @@ impl Prober {
     ) -> BTreeMap<String, Result<T, String>> {
         let requests = pods.map(|pod| async move {
             let (name, page) = (pod.name_any(), self.get(pod, port, report::PATH, REPORTS_AGE).await?);
-            let report = page.and_then(|page| read_report(&page, group, &name));
-            Some((name, report.map_err(|why| cut(&why, REASON_CHARS_MAX))))
+            let report = reported(page, group, &name);
+            Some((name, report))
         });
         join_all(requests).await.into_iter().flatten().collect()
     }
@@ -302,6 +302,11 @@ async fn fetch(client: &HttpClient, url: &str) -> Result<Page, String> {
 /// What an HTTP client's error comes from: it says itself only at which step.
 fn root_cause(error: &dyn Error) -> &dyn Error {
     error.source().map_or(error, root_cause)
+}
+
+/// The report on a page, or why there is none, in few words.
+fn reported<T: DeserializeOwned>(page: Result<Page, String>, group: &str, name: &str) -> Result<T, String> {
+    page.and_then(|page| read_report(&page, group, name)).map_err(|why| cut(&why, REASON_CHARS_MAX))
 }
 
 fn read_report<T: DeserializeOwned>(page: &Page, group: &str, name: &str) -> Result<T, String> {

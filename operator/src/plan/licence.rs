@@ -124,11 +124,7 @@ impl Licence {
             let log = log.ok_or("there is no log any more")?;
             let member = log.members.iter().find(|member| member.name == *name);
             let member = member.ok_or_else(|| format!("{name} has left the set"))?;
-            let proved = match reports.get(name) {
-                Some(Ok(report)) => is_whole(log, member, report),
-                Some(Err(why)) => Err(NotWhole::Unreported(NoReport::Unreadable(why.clone()))),
-                None => Err(NotWhole::Gone),
-            };
+            let proved = reports.get(name).map_or(Err(NotWhole::Gone), |report| prove(log, member, report));
             proved.map_err(|why| format!("{name} {why}"))?;
         }
         Ok(())
@@ -210,8 +206,7 @@ fn held_by(
             _ if !is_alive => Err(NotWhole::Gone),
             _ if leaving.iter().any(|removal| removal.name == member.name) => Err(NotWhole::Leaves),
             None => Err(NotWhole::Unreported(NoReport::NotAsked)),
-            Some(Err(why)) => Err(NotWhole::Unreported(NoReport::Unreadable(why.clone()))),
-            Some(Ok(report)) => is_whole(log, member, report),
+            Some(report) => prove(log, member, report),
         };
         match found {
             Ok(()) => names.push(member.name.clone()),
@@ -225,6 +220,14 @@ fn held_by(
         return Err(Withheld::Unreported(NoReport::NotAsked));
     }
     Err(Withheld::TooFewHolders { held: names.len(), needed, others: Others(others) })
+}
+
+/// Whether a member that was asked proves that it holds all of the log.
+fn prove(log: &LogStatus, member: &LogMember, report: &Result<BackupReport, String>) -> Result<(), NotWhole> {
+    match report {
+        Ok(report) => is_whole(log, member, report),
+        Err(why) => Err(NotWhole::Unreported(NoReport::Unreadable(why.clone()))),
+    }
 }
 
 /// Whether a member reports that it holds all of the log: under the identity with which it joined the set, promised to no older
