@@ -1,7 +1,7 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `room` (waits for
-//! memory where there is none), `bandwidth`,
+//! memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold),
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
 //! other backups), `quarantine` (what is set aside), `other_files` (what
 //! else fills the folder), `routes`,
@@ -10,6 +10,7 @@
 
 mod actor;
 mod bandwidth;
+mod flush_bound;
 mod flusher;
 mod heartbeats;
 mod memory;
@@ -23,7 +24,7 @@ mod scrub;
 mod sending;
 mod status;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,9 +34,9 @@ use tailwind_fabric::{FabricKind, explain_bus_errors};
 use tailwind_protocol::backup::{FLUSH_SEGMENTS_MIN, Input, Limits};
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_report::readiness::Unready;
+use tailwind_runtime::ensure_usage;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
-use tailwind_runtime::{ensure_usage, usage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::{oneshot, watch};
@@ -48,6 +49,7 @@ use crate::preflight::obstacle;
 use crate::tls::PeerRole;
 
 use actor::{Actor, Handle};
+use flush_bound::{FlushBound, flush_bound};
 use flusher::FlusherThread;
 use heartbeats::Heartbeats;
 use memory::{Lent, PoolBuffers, PoolMemory};
@@ -84,13 +86,13 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         flush_dir,
         flush_bandwidth,
         flush_bytes,
+        ephemeral_storage,
         scrub_rate,
         hold_up,
         heartbeat_interval_ms,
         log: _,
     } = options;
     let name = own_name(name)?;
-    check_flush_bytes(flush_bytes, segment_size)?;
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let mut signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
@@ -138,8 +140,10 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         readable_size(bandwidth)
     );
 
-    let flush_bytes_max = flush_bytes;
-    let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max, flush_bytes_max };
+    let bound = flush_bound(&flush_dir, flush_bytes, ephemeral_storage.filter(|bytes| *bytes > 0), segment_size)
+        .with_context(|| format!("bound the flush folder {}", flush_dir.display()))?;
+    let slot_size = segment_size.bytes();
+    let limits = Limits { slots: buffers, slot_size, unflushed_bytes_max, flush_bytes_max: Some(bound.bytes) };
     started.found.other_bytes =
         other_files::bytes(&flush_dir).with_context(|| format!("list flush folder {}", flush_dir.display()))?;
     let (boot, unexpected_files) = (started.member_state.boot, started.unexpected_files);
@@ -155,10 +159,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
     let status = handle.status().await.context("the backup thread ended during start")?;
-    if let Some(max) = flush_bytes_max.filter(|max| status.counts.flush_bytes > *max) {
-        let (holds, folder) = (status.counts.flush_bytes, flush_dir.display());
-        warn!(holds, max, %folder, "flush folder beyond --flush-bytes: no buffers are lent until the log is trimmed");
-    }
+    warn_of_little_room(bound, status.counts.flush_bytes, &flush_dir, segment_size);
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
@@ -177,12 +178,13 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         buffer_bytes: segment_size.bytes(),
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
-        flush_bytes_max,
+        flush_bound: bound,
         unexpected_files,
         obstacle,
         heartbeats,
     };
-    info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
+    info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, flush_bytes_max = bound.bytes,
+        flush_bytes_from = %bound.from, "ready");
 
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
@@ -213,14 +215,15 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     }
 }
 
-/// A bound with too little room would let nobody append, even to a log that is trimmed.
-fn check_flush_bytes(flush_bytes: Option<u64>, segment_size: SegmentSize) -> anyhow::Result<()> {
-    let min = FLUSH_SEGMENTS_MIN * u64::from(segment_size.bytes());
-    if let Some(bytes) = flush_bytes.filter(|bytes| *bytes < min) {
-        let (bytes, min) = (readable_size(bytes), readable_size(min));
-        usage!("--flush-bytes {bytes}: must be at least {min}, {FLUSH_SEGMENTS_MIN} segments of {segment_size}");
+/// With too little room nobody can append, or soon nobody can.
+fn warn_of_little_room(bound: FlushBound, holds: u64, folder: &Path, segment_size: SegmentSize) {
+    let FlushBound { bytes: max, from } = bound;
+    let folder = folder.display();
+    if holds > max {
+        warn!(holds, max, %from, %folder, "flush folder beyond its bound: no buffers are lent until the log is trimmed");
+    } else if max < FLUSH_SEGMENTS_MIN * u64::from(segment_size.bytes()) {
+        warn!(max, %from, %folder, "flush folder with room for fewer than {FLUSH_SEGMENTS_MIN} segments: give it a larger volume");
     }
-    Ok(())
 }
 
 /// Serves while `ended` has not come to its end.

@@ -50,6 +50,30 @@ fn wait_for_full_members(group: &OperatedGroup<'_>, primary: &str) {
     cluster.wait("both members to refuse to lend", full).unwrap();
 }
 
+/// The spec names no size. The limit by which the kubelet evicts comes from the namespace.
+#[test]
+fn limit_that_admission_sets_bounds_the_log() {
+    let Some(cluster) = Cluster::join_own("limit_that_admission_sets_bounds_the_log").unwrap() else { return };
+    let group = OperatedGroup::prepare(&cluster, "limited").unwrap();
+    let limits = json!([{
+        "type": "Container",
+        "default": {"ephemeral-storage": "164Mi"},
+        "defaultRequest": {"ephemeral-storage": "1Mi"},
+    }]);
+    let metadata = json!({"name": "disk", "namespace": group.namespace.name});
+    let range = json!({"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}});
+    cluster.apply(&[range]).unwrap();
+    group.ask_for(spec(2)).unwrap();
+    group.wait_for_phase("WaitingForApp").unwrap();
+    // 64 MiB are for the container's logs, 5 % for the file system, and a segment of 8 MiB for the moment of a replacement.
+    let bound = format!("\"flush_bytes_max\":{}", (100 - 5 - 8) * MI);
+    for backup in group.backups().unwrap() {
+        let log = cluster.kubectl(&["logs", "-n", &group.namespace.name, &name(&backup)], "").unwrap();
+        let ready = log.lines().find(|line| line.contains("flush_bytes_from")).unwrap();
+        assert!(ready.contains(&bound) && ready.contains("the pod's limit of ephemeral-storage"), "{ready}");
+    }
+}
+
 /// Appends wait, through a failover too, and no kubelet evicts anybody. A larger volume lets them go on.
 #[test]
 fn untrimmed_log_waits_and_nobody_is_evicted() {

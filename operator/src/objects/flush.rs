@@ -2,7 +2,7 @@
 //!
 //! Called by [`pod`](super::pod), the validity of a spec and the condition `LogFits`. A kubelet evicts a pod whose emptyDir is over
 //! its limit, and the volume goes with it. All members hold the same segments, so all would be evicted at once. Each backup
-//! therefore has a bound below that, at which appends wait.
+//! therefore has a bound below that, at which appends wait. It looks at its disk and at the limit of its pod as well.
 //! <https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#resource-emphemeralstorage-consumption>
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -20,7 +20,12 @@ const LOG_BYTES: u64 = 64 << 20;
 /// Fewest segments that a backup takes as its bound (`FLUSH_SEGMENTS_MIN` of the backup).
 const SEGMENTS_MIN: u64 = 6;
 
-/// Bytes that a backup may keep; `None` where the spec tells of no size.
+/// Whether each backup has a claim for its flush folder. An emptyDir counts as ephemeral storage of its pod.
+pub(crate) fn has_claim(spec: &ReplicaGroupSpec) -> bool {
+    spec.flush_volume.as_ref().is_some_and(|volume| volume.claim.is_some())
+}
+
+/// Bytes that a backup may keep by its spec; `None` where the spec tells of no size. Then it finds a bound of its own.
 pub(crate) fn bound(spec: &ReplicaGroupSpec) -> Option<u64> {
     let volume = volume_bytes(spec)?;
     // A new file of a segment is whole before the older one goes.

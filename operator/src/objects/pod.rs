@@ -206,7 +206,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "name": BACKUP_CONTAINER,
         "image": settings.image(spec),
         "args": arguments,
-        "env": environment(),
+        "env": environment(spec),
         // Why it ended is shown in its pod, where people and the operator look first.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": ports,
@@ -229,9 +229,14 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
 }
 
 /// The flush folder is given here and not among the arguments, so that `tailwind-sidecar quarantine` in this container has it.
-fn environment() -> Value {
+/// The limit that counts for an emptyDir is the one that the pod has in the end, which an admission plugin may have set.
+fn environment(spec: &ReplicaGroupSpec) -> Value {
     let mut variables = container::environment();
     push(&mut variables, json!({"name": "TAILWIND_FLUSH_DIR", "value": FLUSH_FOLDER}));
+    if !flush::has_claim(spec) {
+        let limit = json!({"resource": format!("limits.{}", flush::EPHEMERAL_STORAGE), "divisor": "1"});
+        push(&mut variables, json!({"name": "TAILWIND_EPHEMERAL_STORAGE", "valueFrom": {"resourceFieldRef": limit}}));
+    }
     variables
 }
 

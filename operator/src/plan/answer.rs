@@ -237,15 +237,12 @@ yes!(QuarantineEmpty: QuarantineEmpty::NothingKept, unknown: QuarantineEmpty::No
 pub(crate) enum LogFits {
     /// no backup tells that its flush folder is nearly full
     RoomLeft,
-    /// the flush folders have no bound: a log that is not trimmed fills the nodes' disks, and kubelets evict backups then.
-    /// Set spec.flushVolume
-    NoBound,
     /// {0}: unknown how full it is: {1}
     NoReport(String, NoReport),
     /// {0}. At the bound appends wait: trim the log, or enlarge spec.flushVolume; see TailwindFlushFolderFilling
     NearlyFull(String),
 }
-yes!(LogFits: LogFits::RoomLeft, unknown: LogFits::NoReport(..) | LogFits::NoBound);
+yes!(LogFits: LogFits::RoomLeft, unknown: LogFits::NoReport(..));
 
 /// Whether nobody may append.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]

@@ -23,7 +23,6 @@ use super::primary::{Primary, Standby, standby};
 use super::readers::SHOWN_MAX;
 use super::rollout::Rollout;
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
-use crate::objects::flush;
 use crate::observed::{Observed, has_sidecar};
 
 /// From here on a person should trim the log or enlarge the volume.
@@ -276,7 +275,6 @@ fn log_fits(state: &GroupState<'_>) -> LogFits {
     let filling = filling.collect::<Vec<_>>();
     match no_report(&state.backups, |backup| folder_percent(state, backup)) {
         _ if !filling.is_empty() => LogFits::NearlyFull(filling.join(", ")),
-        _ if flush::bound(&state.observed.group.spec).is_none() => LogFits::NoBound,
         Some((backup, why)) => LogFits::NoReport(backup, why),
         None => LogFits::RoomLeft,
     }

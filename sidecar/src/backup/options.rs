@@ -96,10 +96,15 @@ pub struct BackupOptions {
     #[arg(help_heading = heading::DISK)]
     pub flush_bandwidth: Option<u64>,
     /// Bytes that the flush folder may hold, such as 20GiB: a backup that could go beyond lends no more buffers, and appends
-    /// wait until the log is trimmed. At least six segments. Without it, the folder may fill its disk
+    /// wait until the log is trimmed. At least six segments. Where the disk has less room, or the pod a lower limit, that counts
     #[arg(long, env = "TAILWIND_FLUSH_BYTES", value_parser = parse_size, value_name = "SIZE")]
     #[arg(help_heading = heading::DISK)]
     pub flush_bytes: Option<u64>,
+    /// The pod's limit of ephemeral-storage, if the flush folder counts as such: an emptyDir. The operator sets it by the
+    /// downward API
+    #[arg(long, env = "TAILWIND_EPHEMERAL_STORAGE", value_parser = parse_size, value_name = "SIZE")]
+    #[arg(help_heading = heading::DISK)]
+    pub ephemeral_storage: Option<u64>,
     /// Bytes of closed segments to read and verify per second, such as 16MiB, so that corruption is found while another
     /// member has a sound copy; 0 turns the scrub off
     #[arg(long, env = "TAILWIND_SCRUB_RATE", default_value = "16MiB", value_parser = parse_size, value_name = "SIZE")]

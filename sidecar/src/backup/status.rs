@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use crate::tls;
 
 use super::actor::ActorStatus;
+use super::flush_bound::{BoundedBy, FlushBound};
 use super::heartbeats::Heartbeats;
 use super::pull::Pulled;
 use super::quarantine::Quarantined;
@@ -35,9 +36,8 @@ pub(super) struct About {
     pub(super) buffer_bytes: u32,
     pub(super) unflushed_bytes_max: u64,
     pub(super) flush_bytes_per_second: u64,
-    /// Most bytes that the flush folder may hold; absent without a bound.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) flush_bytes_max: Option<u64>,
+    /// Most that the flush folder may hold.
+    pub(super) flush_bound: FlushBound,
     /// Files that were moved aside at the start.
     pub(super) unexpected_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
@@ -76,7 +76,7 @@ pub(super) fn page<'a>(
 pub(super) fn report(about: &About, status: &ActorStatus, quarantine: Option<&Quarantined>) -> Report<BackupReport> {
     let Counts { lent, recovered, closed, corrupt, damaged, doubtful, flush_bytes, .. } = status.counts;
     let quarantined = quarantine.map(|found| found.files);
-    let folder = about.flush_bytes_max.map(|max| FolderUse { bytes: flush_bytes, max });
+    let folder = Some(FolderUse { bytes: flush_bytes, max: about.flush_bound.bytes });
     let report = BackupReport {
         boot: about.boot.to_string(),
         log: status.promise.log.map(|log| log.to_string()),
@@ -138,13 +138,11 @@ pub(super) fn metrics(
     );
     let holds = "Bytes in the flush folder, with what is lent or closed and not on disk.";
     now.gauge("tailwind_backup_flush_bytes", holds, counts.flush_bytes);
-    if let Some(max) = about.flush_bytes_max {
-        now.gauge(
-            "tailwind_backup_flush_bytes_max",
-            "Most bytes that the flush folder may hold: at this bound appends wait. Absent without --flush-bytes.",
-            max,
-        );
-    }
+    now.gauge(
+        "tailwind_backup_flush_bytes_max",
+        "Most bytes that the flush folder may hold: at this bound appends wait.",
+        about.flush_bound.bytes,
+    );
     now.gauge(
         "tailwind_backup_flush_bytes_per_second",
         "Bandwidth of the flush folder, given or measured at the start.",
@@ -196,7 +194,7 @@ pub fn example() -> anyhow::Result<Snapshot> {
         buffer_bytes: 0,
         unflushed_bytes_max: 0,
         flush_bytes_per_second: 0,
-        flush_bytes_max: Some(0),
+        flush_bound: FlushBound { bytes: 0, from: BoundedBy::Disk },
         unexpected_files: 0,
         obstacle: None,
         heartbeats: Heartbeats { interval: Duration::from_secs(1), followed: watch::channel(false).1 },

@@ -69,7 +69,7 @@ impl Backup {
             return Ok(());
         }
         let why = format!(
-            "the flush folder of backup {} is full: it holds {}, what is lent included, and may hold {} (--flush-bytes), with \
+            "the flush folder of backup {} is full: it holds {}, what is lent included, and may hold {} (see --flush-bytes), with \
              room for one more segment and one image; trim the log or release files in quarantine",
             self.member,
             readable_size(self.flush_bytes()),
