@@ -21,7 +21,7 @@ use tailwind_crds::OnCordon;
 
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::group_state::GroupState;
-use super::licence::{Licence, Withheld, is_any_damaged, licence};
+use super::licence::{Licence, Withheld, is_any_damaged, is_damaged, licence};
 use super::placement::{Survey, survey};
 use super::rollout::Rollout;
 use crate::objects::disruption::Exit;
@@ -203,9 +203,18 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Members whose pods work: copies that are sure to be there.
+    /// Members whose pods work, and that do not report that something is missing.
     fn holders(&self) -> usize {
-        self.alive.iter().filter(|backup| backup.member).count()
+        self.alive.iter().filter(|backup| self.is_holder(backup)).count()
+    }
+
+    /// Those beside this one.
+    fn other_holders(&self, backup: &BackupPod) -> usize {
+        self.holders() - usize::from(self.is_holder(backup))
+    }
+
+    fn is_holder(&self, backup: &BackupPod) -> bool {
+        backup.member && !is_damaged(self.observed, backup)
     }
 
     /// Whether a member has failed or is being deleted.
@@ -327,12 +336,12 @@ impl<'a> Planner<'a> {
     }
 
     fn next_step(&self, member: &BackupPod, why: Leave) -> Replacement {
-        let (pod, holders) = (member.name.clone(), self.holders());
+        let pod = member.name.clone();
         let node = member.node.as_deref().unwrap_or("its node").to_owned();
         if self.has_leaving_member() {
             return Replacement::AfterLeavingMember(pod, why);
         }
-        if holders > self.wanted {
+        if self.other_holders(member) >= self.wanted {
             return Replacement::AfterSuccessor(pod, why);
         }
         if !self.has_primary {
@@ -354,14 +363,16 @@ impl<'a> Planner<'a> {
         if matches!(why, Leave::Drained(_) | Leave::Cordoned(_)) && !planted::has(Bug::CordonIsDrain) {
             return Replacement::NoNode { pod, node, why, survey: self.plan.survey.clone() };
         }
-        let others_joined = holders >= self.wanted;
-        if holders > self.floor && others_joined {
+        // Whether they are whole, the licence asks.
+        let members = self.alive.iter().filter(|backup| backup.member).count();
+        let others_joined = members >= self.wanted;
+        if members > self.floor && others_joined {
             return Replacement::BeforeSuccessor(pod, why);
         }
         let (floor, survey) = (self.floor, self.plan.survey.clone());
         let advice = if floor > 1 { Advice::AddNodeOrLowerMinInSync } else { Advice::AddNode };
         match others_joined {
-            true => Replacement::TooFewCopies { pod, node, why, left: holders - 1, floor, advice, survey },
+            true => Replacement::TooFewCopies { pod, node, why, left: members - 1, floor, advice, survey },
             false => Replacement::OthersOutsideSet { pod, node, why, advice, survey },
         }
     }
@@ -379,13 +390,14 @@ impl<'a> Planner<'a> {
                 break;
             }
         }
-        let holders = self.holders();
-        if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_leaving_member() {
+        if self.alive.len() <= self.wanted || self.has_leaving_member() {
             return;
         }
-        let Some(surplus) = self.alive.iter().max_by_key(|backup| (self.crowd(backup), backup.created)).copied() else {
+        let first = |backup: &&&BackupPod| (!self.is_holder(backup), self.crowd(backup), backup.created);
+        let Some(surplus) = self.alive.iter().max_by_key(first).copied() else { return };
+        if self.other_holders(surplus) < self.wanted {
             return;
-        };
+        }
         if self.remove(surplus, RemovalReason::Surplus) {
             self.plan.replacement = Some(Replacement::ScaledDown(surplus.name.clone(), self.wanted));
         }

@@ -171,11 +171,15 @@ pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Rem
 
 /// Whether a member is known not to hold all of the log. Then no other may be evicted: which one, a budget cannot say.
 pub(crate) fn is_any_damaged(state: &GroupState<'_>) -> bool {
-    let Some(log) = state.observed.log() else { return false };
-    let is_alive = |member: &&LogMember| state.alive().any(|backup| backup.name == member.name);
-    let report = |member: &LogMember| state.observed.reports.get(&member.name).and_then(|report| report.as_ref().ok());
-    let damaged = |member: &LogMember| report(member).is_some_and(|report| is_whole(log, member, report).is_err());
-    log.members.iter().filter(is_alive).any(damaged)
+    state.alive().any(|backup| is_damaged(state.observed, backup))
+}
+
+/// Whether this is a member that reports that it does not hold all of the log.
+pub(crate) fn is_damaged(observed: &Observed, backup: &BackupPod) -> bool {
+    let Some(log) = observed.log() else { return false };
+    let member = log.members.iter().find(|member| member.name == backup.name);
+    let report = observed.reports.get(&backup.name).and_then(|report| report.as_ref().ok());
+    member.zip(report).is_some_and(|(member, report)| is_whole(log, member, report).is_err())
 }
 
 /// A config store that knows of no log may have been emptied.
