@@ -161,7 +161,11 @@ fn run_session(client: &mut Client, options: &Append, reporter: &mut Reporter) -
         let now = Instant::now();
         due = due.max(now.checked_sub(interval * options.window).unwrap_or(now));
         while due <= now && flow.in_flight() < u64::from(options.window) {
-            client.submit(&RecordId { session, number: flow.submitted + 1 }.payload(options.length_max))?;
+            match client.submit(&RecordId { session, number: flow.submitted + 1 }.payload(options.length_max)) {
+                // It was not taken: what is in flight leaves no room in the ring.
+                Err(Error::TimedOut { .. }) => break,
+                submitted => submitted?,
+            };
             flow.submitted += 1;
             due += interval;
         }

@@ -65,8 +65,8 @@ fn limit_that_admission_sets_bounds_the_log() {
     cluster.apply(&[range]).unwrap();
     group.ask_for(spec(2)).unwrap();
     group.wait_for_phase("WaitingForApp").unwrap();
-    // 64 MiB are for the container's logs, 5 % for the file system, and a segment of 8 MiB for the moment of a replacement.
-    let bound = format!("\"flush_bytes_max\":{}", (100 - 5 - 8) * MI);
+    // 64 MiB are for the container's logs, 5 % for the file system, and a segment of 256 KiB for the moment of a replacement.
+    let bound = format!("\"flush_bytes_max\":{}", (100 - 5) * MI - 256 * 1024);
     for backup in group.backups().unwrap() {
         let log = cluster.kubectl(&["logs", "-n", &group.namespace.name, &name(&backup)], "").unwrap();
         let ready = log.lines().find(|line| line.contains("flush_bytes_from")).unwrap();

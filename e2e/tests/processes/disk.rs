@@ -302,6 +302,8 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
         why(0) && why(1)
     };
     group.wait("the primary to tell why appends wait", tells).unwrap();
+    let for_room = |group: &Group| group.status(first)["appends_wait"]["for"] == "room";
+    group.wait("the primary to say that appends wait for room", for_room).unwrap();
     for backup in 0..2 {
         let [bytes, max] =
             ["bytes", "bytes_max"].map(|what| metric(&group, backup, &format!("tailwind_backup_flush_{what}")));

@@ -13,8 +13,8 @@ const WORTH_TELLING_MS: u64 = 1000;
 pub(super) struct Stall {
     /// Since the last tick an append or a barrier has found no room.
     refused: bool,
-    /// So it was at the last tick.
-    no_room: bool,
+    /// The last tick before which one did. Clients may give up after some milliseconds, and come back.
+    refused_at: Option<Time>,
     progress: Progress,
     since: Option<Time>,
 }
@@ -35,16 +35,29 @@ impl Stall {
 
     /// Time passes. `pending`: appends have been placed, or barriers taken, that wait for their answer.
     pub(super) fn tick(&mut self, now: Time, progress: Progress, pending: bool) {
-        self.no_room = std::mem::take(&mut self.refused);
-        let waits = (self.no_room || pending) && progress == self.progress;
+        if std::mem::take(&mut self.refused) {
+            self.refused_at = Some(now);
+        }
+        let waits = match self.finds_no_room(now) {
+            // Barriers pass in what is left of the open segment, where an append finds no room.
+            true => progress.acked == self.progress.acked,
+            false => pending && progress == self.progress,
+        };
         self.progress = progress;
         self.since = if waits { self.since.or(Some(now)) } else { None };
+        if !waits {
+            self.refused_at = None;
+        }
     }
 
     /// Whether appends have waited for a while; then, whether it is for room.
     pub(super) fn told(&self, now: Time) -> Option<bool> {
         let since = self.since?;
-        (now >= since.plus(WORTH_TELLING_MS)).then_some(self.no_room)
+        (now >= since.plus(WORTH_TELLING_MS)).then_some(self.finds_no_room(now))
+    }
+
+    fn finds_no_room(&self, now: Time) -> bool {
+        self.refused_at.is_some_and(|at| now < at.plus(WORTH_TELLING_MS))
     }
 }
 
@@ -77,6 +90,16 @@ mod tests {
     }
 
     #[test]
+    fn an_append_waits_for_room_although_barriers_pass() {
+        let mut stall = Stall::default();
+        for tick in 0..=300 {
+            stall.refuse();
+            stall.tick(Time(tick * 5), Progress { passed: tick, ..at(8) }, true);
+        }
+        assert_eq!(stall.told(Time(1500)), Some(true));
+    }
+
+    #[test]
     fn an_idle_log_does_not_wait() {
         let mut stall = Stall::default();
         (0..1000).for_each(|tick| stall.tick(Time(tick * 5), at(8), false));
@@ -91,7 +114,23 @@ mod tests {
             stall.tick(Time(tick * 5), at(8), false);
         }
         assert_eq!(stall.told(Time(1500)), Some(true));
-        stall.tick(Time(1505), at(8), false);
-        assert_eq!(stall.told(Time(9999)), None, "the client is gone, or has been served");
+        stall.tick(Time(1505), at(9), false);
+        assert_eq!(stall.told(Time(9999)), None, "it has been served");
+    }
+
+    #[test]
+    fn clients_that_give_up_and_come_back_wait_for_room() {
+        let mut stall = Stall::default();
+        for tick in 0..=300 {
+            if tick % 20 == 0 {
+                stall.refuse();
+            }
+            stall.tick(Time(tick * 5), at(8), false);
+        }
+        assert_eq!(stall.told(Time(1500)), Some(true));
+        for tick in 301..=500 {
+            stall.tick(Time(tick * 5), at(8), false);
+        }
+        assert_eq!(stall.told(Time(2500)), None, "they have not come back");
     }
 }
