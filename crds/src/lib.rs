@@ -22,7 +22,7 @@ pub use pod_template::{PodTemplate, PodTemplateMetadata, PodTemplateSecurityCont
 pub use spec::{
     Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, NodeMaintenance,
     OnCordon, Placement, PrimaryPort, Rdma, Reads, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice,
-    UpdateStrategy,
+    UpdateStrategy, WhenRemoved,
 };
 pub use status::{
     BackupState, BackupStatus, LogCut, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus, ReplicaGroupStatus,

@@ -87,6 +87,16 @@ pub fn backup_secret(group: &str) -> String {
     format!("{group}-tailwind-backup")
 }
 
+/// Ends the name of a claim, which begins with that of its member.
+pub const CLAIM_SUFFIX: &str = "-flush";
+/// On a claim that its member has left, in place of the label of the group's backups.
+pub const LABEL_RETAINED_OF: &str = "replication.tailwind.dev/retained-of";
+
+/// The claim of a member's flush volume.
+pub fn flush_claim(member: &str) -> String {
+    format!("{member}{CLAIM_SUFFIX}")
+}
+
 /// On the primary's EndpointSlice, by sidecars: log and epoch of the primary that it names, as `LOG/EPOCH`.
 pub const ANNOTATION_TERM: &str = "replication.tailwind.dev/term";
 /// API group of EndpointSlices.

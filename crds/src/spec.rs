@@ -54,6 +54,8 @@ use crate::status::{ReplicaGroupStatus, Transport};
         .message("primaryPorts: each needs a name where there are several"),
     validation = Rule::new("!has(self.rdma) || self.rdma.memlock != 'Capability' || !has(self.podTemplate) || !has(self.podTemplate.spec) || !has(self.podTemplate.spec.securityContext) || !has(self.podTemplate.spec.securityContext.runAsUser)")
         .message("podTemplate.spec.securityContext.runAsUser: with rdma.memlock Capability the backup runs as root; remove it, or choose memlock NodeLimit"),
+    validation = Rule::new("!has(self.hibernate) || !self.hibernate || (self.durability == 'Flushed' && has(self.flushVolume) && has(self.flushVolume.claim))")
+        .message("hibernate needs durability Flushed and flushVolume.claim: elsewhere the log ends with the last pod"),
     validation = Rule::new("self.segmentSize == oldSelf.segmentSize")
         .message("segmentSize cannot be changed: make a new group and copy the log into it"),
     validation = Rule::new("self.durability == oldSelf.durability")
@@ -104,10 +106,15 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub placement: Placement,
 
-    /// Where backups keep closed segments. An emptyDir on the node's disk if not given: the log then survives restarts of
-    /// containers, not the loss of pods.
+    /// Where backups keep closed segments. An emptyDir on the node's disk if not given: it survives restarts of containers, not
+    /// the loss of pods. A claim survives that as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flush_volume: Option<FlushVolume>,
+
+    /// No pods, while the log stays on the members' claims: the backups are removed once no pod of the app is left, and come back
+    /// under their names with false. Needs durability Flushed and flushVolume.claim.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub hibernate: bool,
 
     /// Seconds that a backup is given to bring its memory to its disk when it must stop; also how long its node has power
     /// after an outage, for durability Battery. No more is lent than can be flushed in that time.
@@ -481,7 +488,7 @@ pub struct Placement {
         .message("exactly one of claim and emptyDirSizeLimit must be given")
 )]
 pub struct FlushVolume {
-    /// A PersistentVolumeClaim of each backup's own, made and deleted with its pod.
+    /// A PersistentVolumeClaim of each member's own. It outlives the member's pod, and the next pod of that name takes it up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<FlushClaim>,
     /// An emptyDir on the node's disk, at most so large. Backups keep below it: appends wait before it is full.
@@ -498,6 +505,20 @@ pub struct FlushClaim {
     pub storage_class_name: Option<String>,
     /// Its size: the log's closed segments, as far as the app does not trim them. Appends wait before it is full.
     pub size: Quantity,
+    /// What becomes of it when its member leaves the group for good, or the group is deleted. Delete: it is deleted as well.
+    /// Retain: it stays, without its labels if its member has left, and is yours.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub when_removed: WhenRemoved,
+}
+
+/// What becomes of a claim that is no longer needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum WhenRemoved {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// It stays.
+    Retain,
 }
 
 impl ReplicaGroupSpec {

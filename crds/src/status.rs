@@ -79,6 +79,8 @@ pub enum Phase {
     Fenced,
     /// Left alone by the operator.
     Paused,
+    /// Without pods, as the spec asks: its members' claims keep the log.
+    Hibernated,
     /// Being deleted.
     Deleting,
 }

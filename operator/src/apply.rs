@@ -13,13 +13,17 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParam
 use kube::{Resource, ResourceExt};
 use rcgen::SanType;
 use serde_json::{Value, json};
-use tailwind_crds::names::{ANNOTATION_SWITCHOVER, FINALIZER, GATE_CAUGHT_UP, LABEL_ROLE, ROLE_PRIMARY, ca_secret};
+use tailwind_crds::names::{
+    ANNOTATION_ATTEMPT, ANNOTATION_SWITCHOVER, FINALIZER, GATE_CAUGHT_UP, LABEL_BACKUP_OF, LABEL_RETAINED_OF,
+    LABEL_ROLE, ROLE_PRIMARY, ca_secret, flush_claim,
+};
 use tailwind_crds::{ReplicaGroup, ReplicaGroupStatus};
 use tracing::info;
 
 use crate::authority;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
+use crate::objects::claim::{ClaimEnd, ClaimStep};
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
@@ -140,6 +144,7 @@ impl<'a> Executor<'a> {
                 let cleared = self.api_of(*kind).patch(&object.name_any(), &edit, &Patch::Merge(patch)).await;
                 gone(cleared.map(drop)).doing(doing)?;
             }
+            Action::Claim(owned) => self.put_claim(owned).await.doing(doing)?,
             Action::Create(pod) => {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
                 self.pods.create(&params, pod).await.doing(doing)?;
@@ -147,8 +152,15 @@ impl<'a> Executor<'a> {
             Action::Delete(removal) => {
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 recheck::still_held(&self.context.prober, self.observed, &removal.licence, doing).await?;
-                let deleted = self.pods.delete(&removal.name, &of_uid(Some(removal.uid.clone()))).await;
-                gone(deleted.map(drop)).doing(doing)?;
+                recheck::still_claimed(&self.api_of(Kind::Claim), &removal.licence, doing).await?;
+                // The claim first: it goes when its pod has gone, and no other pod takes it up meanwhile.
+                if let Some(claim) = &removal.claim {
+                    self.end_claim(&removal.name, claim).await.doing(doing)?;
+                }
+                if let Some(uid) = &removal.pod {
+                    let deleted = self.pods.delete(&removal.name, &of_uid(Some(uid.clone()))).await;
+                    gone(deleted.map(drop)).doing(doing)?;
+                }
             }
             Action::Gate { pod, caught_up } => {
                 let (status, reason) = if *caught_up { ("True", "Member") } else { ("False", "NotInTheSet") };
@@ -168,6 +180,36 @@ impl<'a> Executor<'a> {
             }
         }
         Ok(())
+    }
+
+    /// One that is there keeps its disk: only what it belongs to changes.
+    async fn put_claim(&self, Owned { kind, object }: &Owned) -> Result<(), kube::Error> {
+        let api = self.api_of(*kind);
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        match api.create(&params, object).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            created => return created.map(drop),
+        }
+        let owners = object.metadata.owner_references.clone().unwrap_or_default();
+        let edit = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = json!({"metadata": {"ownerReferences": owners}});
+        api.patch(&object.name_any(), &edit, &Patch::Merge(patch)).await.map(drop)
+    }
+
+    /// Deletes a member's claim, or leaves it to people: then it is no longer one of the group's. Or keeps it for the next pod.
+    async fn end_claim(&self, member: &str, ClaimStep { uid, end }: &ClaimStep) -> Result<(), kube::Error> {
+        let (api, name) = (self.api_of(Kind::Claim), flush_claim(member));
+        let change = match end {
+            ClaimEnd::Delete => return gone(api.delete(&name, &of_uid(Some(uid.clone()))).await.map(drop)),
+            ClaimEnd::Retain => {
+                json!({"labels": {LABEL_BACKUP_OF: null, LABEL_RETAINED_OF: self.name}, "ownerReferences": []})
+            }
+            ClaimEnd::Keep { attempt } => json!({"annotations": {ANNOTATION_ATTEMPT: attempt.to_string()}}),
+        };
+        let edit = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let mut patch = json!({"metadata": change});
+        patch["metadata"]["uid"] = json!(uid);
+        gone(api.patch(&name, &edit, &Patch::Merge(patch)).await.map(drop))
     }
 
     fn api_of(&self, kind: Kind) -> Api<DynamicObject> {

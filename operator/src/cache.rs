@@ -7,6 +7,7 @@ mod nodes;
 mod pods;
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::store::Writer;
@@ -77,13 +78,26 @@ impl Cache {
 
     /// The objects of the operator that have names of this group's.
     pub(crate) fn objects_of(&self, namespace: &str, name: &str) -> Vec<Owned> {
+        let claims = self.claims_of(namespace, name);
         let found = self.objects.iter().flat_map(|(kind, resource, store)| {
             kind.names(name).into_iter().filter_map(move |name| {
                 let object = ObjectRef::new_with(&name, resource.clone()).within(namespace);
                 Some(Owned { kind: *kind, object: store.get(&object)?.as_ref().clone() })
             })
         });
-        found.collect()
+        found.chain(claims).collect()
+    }
+
+    /// The claims of a group's members.
+    pub(crate) fn claims_of(&self, namespace: &str, name: &str) -> Vec<Owned> {
+        let stores = self.objects.iter().filter(|(kind, ..)| *kind == Kind::Claim);
+        let claims = stores.flat_map(|(_, _, store)| store.state());
+        let is_of_group = |claim: &DynamicObject| {
+            claim.metadata.namespace.as_deref() == Some(namespace)
+                && claim.labels().get(LABEL_BACKUP_OF).is_some_and(|of| of == name)
+        };
+        let claims = claims.filter(|claim| is_of_group(claim));
+        claims.map(|claim| Owned { kind: Kind::Claim, object: claim.as_ref().clone() }).collect()
     }
 
     /// Every node, with what is used on it.

@@ -429,7 +429,8 @@ mod tests {
             let after = vec![after.to_owned()];
             plan::Action::Delete(Removal {
                 name: "leaves".to_owned(),
-                uid: "1".to_owned(),
+                pod: Some("1".to_owned()),
+                claim: None,
                 reason: RemovalReason::Surplus,
                 after,
                 licence: Licence::for_tests(),

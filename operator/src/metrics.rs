@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 use tailwind_runtime::metrics::Snapshot;
 
-use crate::plan::Action;
+use crate::plan::{Action, Removal};
 use crate::rollouts::Rollouts;
 
 /// All metrics.
@@ -156,8 +156,10 @@ impl Metrics {
             Action::Apply(_) => "apply",
             Action::Remove(_) => "remove",
             Action::ClearEndpoints(_) => "clear_endpoints",
+            Action::Claim(_) => "claim",
             Action::Create(_) => "create_backup",
-            Action::Delete(_) => "delete_backup",
+            Action::Delete(Removal { pod: Some(_), .. }) => "delete_backup",
+            Action::Delete(_) => "remove_claim",
             Action::Gate { .. } => "gate",
             Action::Role { .. } => "role",
         };

@@ -2,6 +2,7 @@
 //!
 //! Called by [`plan`](super), and [`container`] by the webhook as well.
 
+pub mod claim;
 pub(crate) mod container;
 pub(crate) mod disruption;
 pub(crate) mod flush;
@@ -64,12 +65,14 @@ pub enum Kind {
     EndpointSlice,
     /// See [`disruption`].
     DisruptionBudget,
+    /// See [`claim`].
+    Claim,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 5] =
-        [Kind::Role, Kind::RoleBinding, Kind::Service, Kind::EndpointSlice, Kind::DisruptionBudget];
+    pub const ALL: [Kind; 6] =
+        [Kind::Role, Kind::RoleBinding, Kind::Service, Kind::EndpointSlice, Kind::DisruptionBudget, Kind::Claim];
 
     /// Kubernetes' name of the kind.
     pub fn as_str(self) -> &'static str {
@@ -79,6 +82,7 @@ impl Kind {
             Kind::Service => "Service",
             Kind::EndpointSlice => "EndpointSlice",
             Kind::DisruptionBudget => "PodDisruptionBudget",
+            Kind::Claim => "PersistentVolumeClaim",
         }
     }
 
@@ -86,7 +90,7 @@ impl Kind {
     fn api(self, server: ServerVersion) -> (&'static str, &'static str) {
         match self {
             Kind::Role | Kind::RoleBinding => ("rbac.authorization.k8s.io", "v1"),
-            Kind::Service => ("", "v1"),
+            Kind::Service | Kind::Claim => ("", "v1"),
             Kind::EndpointSlice if server.has_discovery_v1() => (DISCOVERY_GROUP, "v1"),
             Kind::EndpointSlice => (DISCOVERY_GROUP, "v1beta1"),
             Kind::DisruptionBudget if server.has_policy_v1() => ("policy", "v1"),
@@ -100,12 +104,13 @@ impl Kind {
         ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, self.as_str()))
     }
 
-    /// The names that a group's objects of this kind have.
+    /// The names that a group's objects of this kind have. Claims have those of their members, and are found by their label.
     pub fn names(self, group: &str) -> Vec<String> {
         match self {
             Kind::Role | Kind::RoleBinding => vec![sidecar_secret(group), reader_secret(group)],
             Kind::Service | Kind::EndpointSlice => vec![primary_service(group)],
             Kind::DisruptionBudget => vec![disruption::budget_name(group)],
+            Kind::Claim => Vec::new(),
         }
     }
 }

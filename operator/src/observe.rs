@@ -20,7 +20,7 @@ use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::installation::Ownership;
-use crate::objects::{Kind, Owned};
+use crate::objects::{Kind, Owned, flush};
 use crate::observed::{Certificates, Observed, has_ended, is_running, is_true};
 use crate::plan::READERS_SHOWN_MAX;
 use crate::secrets;
@@ -101,10 +101,12 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
         certificates_of(context, at, &group),
         objects(context, namespace, name),
     );
+    let claims = claims(context, &group, namespace, name).await;
     let backups = backups.doing(|| "list backup pods".to_owned())?.items;
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
     let readers = readers.doing(|| "list the pods that read".to_owned())?.items;
-    let (certificates, objects) = (certificates?, objects?);
+    let (certificates, mut objects) = (certificates?, objects?);
+    objects.extend(claims?);
     let seen = Seen { group, pods: [backups, app, readers], objects, certificates };
     Ok(Observation::Complete(complete(context, seen).await))
 }
@@ -186,6 +188,18 @@ async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<
         objects.extend(found?);
     }
     Ok(objects)
+}
+
+/// The claims of the group's members. Most groups have none, and cost no request.
+async fn claims(context: &Context, group: &ReplicaGroup, namespace: &str, name: &str) -> Result<Vec<Owned>, Error> {
+    if !flush::has_claim(&group.spec) && context.cache.claims_of(namespace, name).is_empty() {
+        return Ok(Vec::new());
+    }
+    let resource = Kind::Claim.resource(context.server);
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+    let params = ListParams::default().labels(&format!("{LABEL_BACKUP_OF}={name}"));
+    let claims = api.list(&params).await.doing(|| "list claims".to_owned())?;
+    Ok(claims.items.into_iter().map(|object| Owned { kind: Kind::Claim, object }).collect())
 }
 
 /// Random names for pods. Without randomness there are none, and no pod is made until there are.

@@ -94,6 +94,14 @@ pub const PERMISSIONS: &[Permission] = &[
     ),
     allow(
         Scope::Groups,
+        "",
+        "persistentvolumeclaims",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        "creates the claims of members' flush volumes, and deletes them when others hold the log and the spec does not retain \
+         them",
+    ),
+    allow(
+        Scope::Groups,
         "discovery.k8s.io",
         "endpointslices",
         &["get", "list", "watch", "create", "patch", "delete"],

@@ -37,7 +37,7 @@ use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::objects::disruption::Exit;
-use crate::objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
+use crate::objects::{Kind, Owned, claim, disruption, is_owned, pod, roles, service};
 use crate::observed::{Certificates, Observed};
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
@@ -150,6 +150,7 @@ impl Plan {
         }
         actions.extend(needless_budget(observed, backups.exit));
         actions.extend(stale_endpoints(observed));
+        actions.extend(claims(observed, &backups).into_iter().map(|claim| Action::Claim(Box::new(claim))));
         let pods = backups.creations.iter().map(|creation| pod::backup(group, &observed.settings, creation));
         actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
         actions.extend(backups.removals.iter().cloned().map(Action::Delete));
@@ -180,6 +181,22 @@ fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
     objects.extend(service::endpoints(group, *server, app));
     objects.extend(budget(observed, exit));
     objects
+}
+
+/// Claims of the pods that are made, and those that go or stay with the group otherwise than the spec says.
+fn claims(observed: &Observed, backups: &BackupPlan) -> Vec<Owned> {
+    let existing = claim::claims(observed);
+    let wanted = |member: &str| claim::claim(&observed.group, observed.server, member);
+    let is_removed =
+        |name: &str| backups.removals.iter().any(|removal| removal.name == name && removal.claim.is_some());
+    let made = backups.creations.iter().map(|creation| creation.name.as_str());
+    let made = made.filter(|name| existing.iter().all(|claim| claim.member != *name));
+    let changed = existing.iter().filter(|claim| claim.is_kept() && !is_removed(&claim.member));
+    let changed = changed.filter_map(|claim| {
+        let is_owned = |owned: &Owned| owned.object.metadata.owner_references.is_some();
+        wanted(&claim.member).filter(|wanted| is_owned(wanted) != claim.owned)
+    });
+    made.filter_map(wanted).chain(changed).collect()
 }
 
 fn budget(observed: &Observed, exit: Exit) -> Option<Owned> {

@@ -16,6 +16,8 @@ pub enum Bug {
     RemovesUnproved,
     /// A primary whose pod hangs in its end on a dead node counts as one.
     LostPrimaryLeads,
+    /// A claim goes with a pod that has ended, because its files are on it.
+    ClaimGoesWithPod,
     /// The budget lets one backup go while another is damaged.
     EvictsBesideDamage,
 }

@@ -38,11 +38,6 @@ impl ServerVersion {
         self >= ServerVersion::of(1, 21)
     }
 
-    /// A pod can bring a claim that lives and dies with it.
-    pub fn has_ephemeral_claims(self) -> bool {
-        self >= ServerVersion::of(1, 21)
-    }
-
     /// Pods name a ResourceClaimTemplate as they do today; served without a feature gate from 1.34 on.
     pub fn has_resource_claims(self) -> bool {
         self >= ServerVersion::of(1, 31)
@@ -55,7 +50,6 @@ impl ServerVersion {
             (self.has_native_sidecars(), "sidecars are plain containers: they start and stop with the app's"),
             (self >= ServerVersion::of(1, 25), "the API server does not check the rules of specs; the operator does"),
             (self.has_resource_claims(), "rdma.resourceClaimTemplateName cannot be used"),
-            (self.has_ephemeral_claims(), "flushVolume.claim cannot be used"),
         ];
         all.into_iter().filter(|(has, _)| !has).map(|(_, sentence)| sentence).collect()
     }
@@ -116,7 +110,7 @@ mod tests {
     #[test]
     fn old_servers_have_shortfalls() {
         assert_eq!(ServerVersion::of(1, 34).shortfalls(), Vec::<&str>::new());
-        assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 5);
+        assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 4);
         assert!(ServerVersion::of(1, 9) < ServerVersion::TARGET);
     }
 }

@@ -53,6 +53,23 @@ pub(super) async fn still_held(
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 
+/// Whether the claim on which a member's files shall stay is there, with its disk.
+pub(super) async fn still_claimed(
+    claims: &Api<DynamicObject>,
+    licence: &Licence,
+    doing: impl Fn() -> String,
+) -> Result<(), Error> {
+    let Some(name) = licence.claim() else { return Ok(()) };
+    let claim = claims.get_opt(name).await.doing(&doing)?;
+    let is_there = |claim: &DynamicObject| {
+        claim.metadata.deletion_timestamp.is_none() && claim.data["spec"]["volumeName"].is_string()
+    };
+    match claim.as_ref().is_some_and(is_there) {
+        true => Ok(()),
+        false => Err(Error { doing: doing(), source: Cause::NotHeld(format!("claim {name} has no disk any more")) }),
+    }
+}
+
 /// Makes an object as it should be. Where the server says that a field cannot be changed, or leaves one as it was, the object is
 /// deleted and made anew; but only for fields that are known to be such, and once the server would admit a new one. Anything
 /// else that it refuses, an admission policy perhaps, deletes nothing: without its role binding a group could not fail over.
@@ -79,7 +96,8 @@ pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned
 /// True if all that the server refuses is a change of fields that cannot change in this kind of object.
 fn cannot_change(kind: Kind, status: &Status) -> bool {
     let fixed: &[&str] = match kind {
-        Kind::Role | Kind::DisruptionBudget => &[],
+        // Nothing is worth a disk.
+        Kind::Role | Kind::DisruptionBudget | Kind::Claim => &[],
         Kind::RoleBinding => &["roleRef"],
         Kind::EndpointSlice => &["addressType"],
         Kind::Service => &["spec.clusterIP", "spec.clusterIPs", "spec.ipFamilies", "spec.ipFamilyPolicy"],

@@ -27,6 +27,10 @@ pub(crate) enum Exit {
     Alone,
 }
 
+/// More pods than a group ever has. With all members ready, a budget of as many lets pods be evicted that are in no set; and where a
+/// member is damaged, one of those may have what it lacks.
+const EVERYBODY: u8 = u8::MAX;
+
 /// How many backups have to stay, if there is to be a budget: none before there is a log.
 ///
 /// All of them while a successor can be filled first: then whoever drains the node is refused until the operator has moved
@@ -39,9 +43,8 @@ pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
         return None;
     }
     let floor = spec.min_in_sync().max(1);
-    let members = log.map_or(0, |log| u8::try_from(log.members.len()).unwrap_or(u8::MAX));
     match exit {
-        Exit::Never => Some(spec.backups.max(members)),
+        Exit::Never => Some(EVERYBODY),
         Exit::AfterSuccessor => Some(spec.backups),
         Exit::BeforeSuccessor | Exit::Alone if spec.backups == 1 => None,
         Exit::BeforeSuccessor => Some(floor.max(spec.backups - 1)),

@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
-    PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret,
+    PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret, flush_claim,
 };
 use tailwind_crds::{Hugepages, PodTemplateSpec, ReplicaGroup, ReplicaGroupSpec, Transport};
 
@@ -25,6 +25,8 @@ const PROGRAM_BYTES: u64 = 96 << 20;
 /// Beside the buffers the pool has a table of them, and the file that names its owner. One buffer more is added, for the
 /// moment in which one is replaced.
 const POOL_SLACK_BYTES: u64 = 8 << 20;
+/// Its place among the volumes.
+const FLUSH_VOLUME: usize = 1;
 /// Where the flush volume is mounted.
 const FLUSH_FOLDER: &str = "/flush";
 /// Between the signal to end and the kill: flushing may take all of holdUpSeconds.
@@ -54,6 +56,9 @@ pub fn backup(group: &ReplicaGroup, settings: &Settings, creation: &Creation) ->
     let mut pod = template(group, settings);
     let hash = sha256(pod.to_string().as_bytes());
     pod["metadata"]["name"] = json!(creation.name);
+    if flush::has_claim(&group.spec) {
+        pod["spec"]["volumes"][FLUSH_VOLUME]["persistentVolumeClaim"]["claimName"] = json!(flush_claim(&creation.name));
+    }
     let annotations = &mut pod["metadata"]["annotations"];
     annotations[ANNOTATION_TEMPLATE] = json!(hash);
     annotations[ANNOTATION_SHAPE] = json!(shape(&group.spec));
@@ -261,27 +266,16 @@ fn pool_bytes(spec: &ReplicaGroupSpec) -> u64 {
 fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {
     let medium = hugepages(spec).map_or("Memory", |(_, medium)| medium);
     let pool = json!({"medium": medium, "sizeLimit": quantity::bytes(pool_bytes(spec))});
-    let mut flush = json!({"name": "flush"});
-    let volume = spec.flush_volume.as_ref();
-    match volume.and_then(|volume| volume.claim.as_ref()) {
-        Some(claim) => {
-            let mut claimed = json!({
-                "accessModes": ["ReadWriteOnce"],
-                "resources": {"requests": {"storage": claim.size}},
-            });
-            if let Some(class) = &claim.storage_class_name {
-                claimed["storageClassName"] = json!(class);
-            }
-            flush["ephemeral"] = json!({"volumeClaimTemplate": {"spec": claimed}});
-        }
-        None => {
-            let limit = volume.and_then(|volume| volume.empty_dir_size_limit.as_ref());
-            flush["emptyDir"] = limit.map_or_else(|| json!({}), |limit| json!({"sizeLimit": limit}));
-        }
+    let mut volume = json!({"name": "flush"});
+    if flush::has_claim(spec) {
+        volume["persistentVolumeClaim"] = json!({"claimName": ""});
+    } else {
+        let limit = spec.flush_volume.as_ref().and_then(|volume| volume.empty_dir_size_limit.as_ref());
+        volume["emptyDir"] = limit.map_or_else(|| json!({}), |limit| json!({"sizeLimit": limit}));
     }
     json!([
         {"name": "pool", "emptyDir": pool},
-        flush,
+        volume,
         {"name": "tls", "secret": {"secretName": backup_secret(name), "defaultMode": 0o440}},
     ])
 }

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::events::EventType;
 use strum::{AsRefStr, EnumIter};
-use tailwind_crds::names::ANNOTATION_ATTEMPT;
+use tailwind_crds::names::{ANNOTATION_ATTEMPT, flush_claim};
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::{Removal, RemovalReason};
@@ -53,9 +53,11 @@ pub enum Action {
     Remove(Box<Owned>),
     /// The address of a pod that is gone is taken out of the primary's EndpointSlice, unless it has changed since.
     ClearEndpoints(Box<Owned>),
+    /// A member's claim is made, or made to go or stay with the group.
+    Claim(Box<Owned>),
     /// A backup pod is made.
     Create(Box<Pod>),
-    /// A backup pod is removed.
+    /// A backup pod is removed, and its claim perhaps; or the claim of one that is gone.
     Delete(Removal),
     /// A backup pod's readiness gate is set.
     Gate {
@@ -81,7 +83,10 @@ impl Action {
                 None => Notice::BackupCreated(pod.name_any()),
                 Some(failed) => Notice::BackupReplaced(pod.name_any(), failed.clone()),
             }),
-            Action::Delete(removal) => Some(Notice::BackupRemoved(removal.name.clone(), removal.reason.clone())),
+            Action::Delete(Removal { name, pod: Some(_), reason, .. }) => {
+                Some(Notice::BackupRemoved(name.clone(), reason.clone()))
+            }
+            Action::Delete(Removal { name, .. }) => Some(Notice::ClaimReleased(flush_claim(name))),
             Action::Certificates(CertificateStep::RenewAuthority) => Some(Notice::AuthorityRenewed),
             Action::Role { pod, primary: true } => Some(Notice::Primary(pod.clone())),
             _ => None,
@@ -100,7 +105,8 @@ impl fmt::Display for Action {
             Action::Remove(object) => write!(f, "remove {object}"),
             Action::ClearEndpoints(object) => write!(f, "take the address of a pod that is gone out of {object}"),
             Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
-            Action::Delete(removal) => write!(f, "delete pod {}", removal.name),
+            Action::Claim(object) => write!(f, "apply {object}"),
+            Action::Delete(removal) => removal.fmt(f),
             Action::Gate { pod, caught_up } => write!(f, "set the readiness gate of pod {pod} to {caught_up}"),
             Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
             Action::Role { pod, primary: false } => write!(f, "remove the primary label from pod {pod}"),
@@ -118,6 +124,9 @@ pub enum Notice {
     BackupReplaced(String, String),
     /// removed backup pod {0}: {1}
     BackupRemoved(String, RemovalReason),
+    /// released claim {0}: its pod is gone, others hold the log, and nobody reports whether there are files in quarantine on it.
+    /// Look, and delete it
+    ClaimReleased(String),
     /// made a new CA; certificates are issued by it when every pod trusts it
     AuthorityRenewed,
     /// {0} is primary
@@ -202,7 +211,11 @@ impl Notice {
             | Notice::SwitchoverAsked(pod, _)
             | Notice::SwitchedOver(pod, _) => Some(pod),
             Notice::SwitchoverRefused(refusal) => Some(refusal.pod()),
-            Notice::AuthorityRenewed | Notice::NotPlaceable(_) | Notice::Refused(..) | Notice::Phase(..) => None,
+            Notice::ClaimReleased(_)
+            | Notice::AuthorityRenewed
+            | Notice::NotPlaceable(_)
+            | Notice::Refused(..)
+            | Notice::Phase(..) => None,
         }
     }
 

@@ -74,6 +74,8 @@ pub(crate) enum Ready {
     /// {0}
     Paused(PhaseReason),
     /// {0}
+    Hibernated(PhaseReason),
+    /// {0}
     Deleting(PhaseReason),
     /// {0}. The API server must answer: see TailwindNoPrimary
     ConfigStoreUnreadable(Candidate),

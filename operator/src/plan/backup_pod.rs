@@ -11,10 +11,13 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::OnCordon;
-use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP};
+use tailwind_crds::names::{
+    ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP, flush_claim,
+};
 
 use super::placement::is_about_to_go;
-use crate::observed::{NodeFacts, Observed, condition, is_true};
+use crate::objects::claim::MemberClaim;
+use crate::observed::{NodeFacts, Observed, condition, has_ended, is_true};
 
 /// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is
 /// needed, and waits only as long as a kubelet takes to start.
@@ -59,6 +62,10 @@ pub(crate) struct BackupPod {
     /// How many before it failed one after the other.
     pub(crate) attempt: u32,
     pub(crate) created: Timestamp,
+    /// All of its containers have ended, for good.
+    pub(crate) ended: bool,
+    /// The claim of its flush volume, which outlives the pod.
+    pub(crate) claim: Option<MemberClaim>,
 }
 
 /// How a pod is.
@@ -101,6 +108,8 @@ pub enum Leave {
     Drained(String),
     /// node {0} is cordoned
     Cordoned(String),
+    /// its claim {0} has been deleted
+    ClaimDeleted(String),
     /// it was created from an older spec or image
     #[default]
     Outdated,
@@ -110,6 +119,25 @@ impl BackupPod {
     /// Works or may do so yet.
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive | Health::Unplaced)
+    }
+
+    /// A pod whose claim is being deleted can start nowhere else.
+    pub(crate) fn take_claim(&mut self, claim: MemberClaim) {
+        self.outdated |= claim.is_outdated();
+        if claim.ending && !self.leaves_node() {
+            self.leave = Some(Leave::ClaimDeleted(flush_claim(&self.name)));
+        }
+        self.claim = Some(claim);
+    }
+
+    /// The next pod of its name takes up what it has written.
+    pub(crate) fn leaves_files(&self) -> bool {
+        self.claim.as_ref().is_some_and(MemberClaim::has_files)
+    }
+
+    /// No node takes it, perhaps because its disk is where no pod can go any more.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.health == Health::Unplaced && self.claim.as_ref().is_some_and(|claim| claim.is_older_than(self.created))
     }
 
     /// Its group is being updated.
@@ -125,15 +153,12 @@ impl BackupPod {
     }
 }
 
-/// All of them, in the order of their names. Those of an older template shall leave if their group is being updated.
-pub(crate) fn backup_pods(observed: &Observed, template_hash: &str, updating: bool) -> Vec<BackupPod> {
+/// All of them, in the order of their names.
+pub(crate) fn backup_pods(observed: &Observed, template_hash: &str) -> Vec<BackupPod> {
     let nodes: BTreeMap<&str, &NodeFacts> = observed.nodes.iter().map(|node| (node.name.as_str(), node)).collect();
     let mut all: Vec<BackupPod> =
         observed.backups.iter().map(|pod| backup_pod(pod, observed, &nodes, template_hash)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
-    if updating {
-        all.iter_mut().for_each(BackupPod::update);
-    }
     all
 }
 
@@ -164,6 +189,8 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         node_closed: node.is_some_and(|node| is_closed(observed, node)),
         // One that has worked for a while starts its successors' count anew.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },
+        ended: has_ended(pod),
+        claim: None,
         name,
         created,
     }

@@ -12,21 +12,25 @@
 //! A pod is removed only with a [`Licence`]: the proof that it does not hold what nobody else does.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use strum::EnumIter;
-use tailwind_crds::OnCordon;
+use tailwind_crds::names::flush_claim;
+use tailwind_crds::{OnCordon, WhenRemoved};
 
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
+use super::count::Count;
 use super::group_state::GroupState;
-use super::licence::{Licence, Withheld, is_any_damaged, is_damaged, licence};
+use super::licence::{Licence, Withheld, claim_licence, hibernation_licence, is_any_damaged, is_damaged, licence};
 use super::placement::{Survey, survey};
 use super::rollout::Rollout;
+use crate::objects::claim::{ClaimEnd, ClaimStep, MemberClaim};
 use crate::objects::disruption::Exit;
 use crate::objects::pod::{Creation, backup};
-use crate::observed::Observed;
+use crate::observed::{Observed, has_ended};
 use crate::planted::{self, Bug};
 
 /// Most members that a log has: seven, and one more while a backup moves.
@@ -39,6 +43,7 @@ const BACKOFF_MAX: SignedDuration = SignedDuration::from_mins(5);
 /// What is to be done about backup pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BackupPlan {
+    /// Each after its claim, where the group's backups have claims.
     pub(crate) creations: Vec<Creation>,
     pub(crate) removals: Vec<Removal>,
     /// Copies that the primary shall recruit up to.
@@ -57,19 +62,32 @@ pub(crate) struct BackupPlan {
     pub(crate) rollout: Rollout,
 }
 
-/// A pod to be removed.
+/// A pod to be removed, with its claim if that is not to be taken up again; or the claim of a pod that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
-    /// The pod.
+    /// The pod, and the member.
     pub name: String,
-    /// Which of that name.
-    pub uid: String,
+    /// Which pod of that name.
+    pub pod: Option<String>,
+    /// What becomes of its claim.
+    pub claim: Option<ClaimStep>,
     /// Why.
     pub reason: RemovalReason,
     /// Pods that have to be made before: where one of them is refused, this one stays.
     pub after: Vec<String>,
     /// What shows that nothing is lost with it.
     pub licence: Licence,
+}
+
+impl fmt::Display for Removal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.claim.as_ref().map(|step| step.end);
+        match (&self.pod, end) {
+            (Some(_), Some(end)) => write!(f, "delete pod {}, and {end} its claim", self.name),
+            (Some(_), None) => write!(f, "delete pod {}", self.name),
+            (None, end) => write!(f, "{} claim {}", end.unwrap_or_default(), flush_claim(&self.name)),
+        }
+    }
 }
 
 /// Why a backup pod is removed.
@@ -84,6 +102,8 @@ pub enum RemovalReason {
     /// there are more backups than spec.backups
     #[default]
     Surplus,
+    /// spec.hibernate is true
+    Hibernates,
 }
 
 /// How far the replacement of a pod that works is. The name is that of the pod that leaves.
@@ -109,6 +129,8 @@ pub(crate) enum Replacement {
     ScaledDown(String, usize),
     /// {0} should go, and stays: {1}
     Kept(String, Withheld),
+    /// the group hibernates when no pod of the app is left: remove {0}
+    HibernatesAfter(Count),
     /// {pod} stays on {node}, although {why}, until another node can take a backup or it is evicted. {survey}
     NoNode { pod: String, node: String, why: Leave, survey: Survey },
     /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
@@ -148,9 +170,13 @@ pub(crate) enum Advice {
 
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut planner = Planner::new(state);
+    if state.observed.group.spec.hibernate {
+        return planner.hibernate();
+    }
     planner.remove_failed();
     planner.remove_one();
     planner.create_missing();
+    planner.remove_claims();
     planner.plan.exit = planner.exit();
     planner.plan
 }
@@ -163,6 +189,8 @@ struct Planner<'a> {
     alive: Vec<&'a BackupPod>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
+    /// Pods on their way out whose claims stay: the next pods of their names take their places.
+    returning: usize,
     /// Failed ones that may hold what nobody else does; others take their places, as many as there shall be in all.
     kept: usize,
     has_log: bool,
@@ -191,6 +219,7 @@ impl<'a> Planner<'a> {
             backups: &state.backups,
             alive: state.alive().collect(),
             held: 0,
+            returning: state.backups.iter().filter(|backup| returns(observed, backup)).count(),
             kept: 0,
             has_log: observed.log().is_some(),
             has_primary: state.primary.is_here(),
@@ -217,6 +246,11 @@ impl<'a> Planner<'a> {
         backup.member && !is_damaged(self.observed, backup)
     }
 
+    /// Pods that no node takes, although others may be taken: somebody else has to take their places.
+    fn stuck(&self) -> usize {
+        self.alive.iter().filter(|backup| backup.is_stuck()).count()
+    }
+
     /// Whether a member has failed or is being deleted.
     fn has_leaving_member(&self) -> bool {
         self.backups.iter().any(|backup| backup.member && !backup.is_alive())
@@ -232,18 +266,76 @@ impl<'a> Planner<'a> {
 
     /// True if it goes. Otherwise the plan says why it stays.
     fn remove(&mut self, backup: &BackupPod, reason: RemovalReason) -> bool {
-        match licence(self.state, backup, &self.plan.removals) {
-            Ok(licence) => {
-                self.alive.retain(|other| other.name != backup.name);
-                let (name, uid) = (backup.name.clone(), backup.uid.clone());
-                self.plan.removals.push(Removal { name, uid, reason, after: Vec::new(), licence });
-                true
-            }
+        let claim = backup.claim.as_ref().filter(|claim| claim.is_kept());
+        let failed = matches!(reason, RemovalReason::Failed(_));
+        let mut licence = licence(self.state, backup, &self.plan.removals);
+        // Who leaves leaves for good: with what is on its disk.
+        if let (Some(claim), Ok(found), false) = (claim, &licence, failed)
+            && !found.covers(claim)
+        {
+            licence = claim_licence(self.state, claim, &self.plan.removals);
+        }
+        let licence = match licence {
+            Ok(licence) => licence,
             Err(withheld) => {
                 self.plan.replacement.get_or_insert(Replacement::Kept(backup.name.clone(), withheld));
-                false
+                return false;
+            }
+        };
+        self.alive.retain(|other| other.name != backup.name);
+        let claim = claim.map(|claim| {
+            // After a first failure its successor takes up the claim. After more, another disk may do better.
+            let retries = failed && backup.attempt == 0 && !planted::has(Bug::ClaimGoesWithPod);
+            let goes = licence.covers(claim) && !retries;
+            self.returning += usize::from(!goes);
+            if goes { self.end_of(claim) } else { ClaimEnd::Keep { attempt: backup.attempt + 1 } }.of(claim)
+        });
+        let (name, pod) = (backup.name.clone(), Some(backup.uid.clone()));
+        self.plan.removals.push(Removal { name, pod, claim, reason, after: Vec::new(), licence });
+        true
+    }
+
+    /// What becomes of a claim that its member leaves. Where nobody reports what is on it, there may be files in quarantine: then
+    /// it is left to people.
+    fn end_of(&self, claim: &MemberClaim) -> ClaimEnd {
+        let report = self.observed.reports.get(&claim.member).and_then(|report| report.as_ref().ok());
+        if claim.bound && report.is_none_or(|report| report.quarantined != Some(0)) {
+            return ClaimEnd::Retain;
+        }
+        let asked = self.observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
+        // Of a group that has no claims any more, those that were to be retained have no owner.
+        let by_owner = if claim.owned { WhenRemoved::Delete } else { WhenRemoved::Retain };
+        match asked.map_or(by_owner, |asked| asked.when_removed) {
+            WhenRemoved::Delete => ClaimEnd::Delete,
+            WhenRemoved::Retain => ClaimEnd::Retain,
+        }
+    }
+
+    /// No pods, while the claims of all members stay.
+    fn hibernate(mut self) -> BackupPlan {
+        let app = self.observed.app.iter().filter(|pod| !has_ended(pod)).count();
+        if app > 0 {
+            self.plan.replacement = Some(Replacement::HibernatesAfter(Count(app, "pod")));
+            self.plan.exit = self.exit();
+            return self.plan;
+        }
+        for backup in self.backups.iter().filter(|backup| backup.health != Health::Ending) {
+            match hibernation_licence(backup) {
+                Ok(licence) => self.plan.removals.push(Removal {
+                    name: backup.name.clone(),
+                    pod: Some(backup.uid.clone()),
+                    claim: None,
+                    reason: RemovalReason::Hibernates,
+                    after: Vec::new(),
+                    licence,
+                }),
+                Err(withheld) => {
+                    self.plan.replacement.get_or_insert(Replacement::Kept(backup.name.clone(), withheld));
+                }
             }
         }
+        self.plan.exit = Exit::Alone;
+        self.plan
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
@@ -251,7 +343,8 @@ impl<'a> Planner<'a> {
     fn remove_failed(&mut self) {
         for backup in self.backups {
             let Health::Failed { failure, since } = &backup.health else { continue };
-            if backup.member {
+            // A member whose files stay comes back with them.
+            if backup.member && !(backup.ended && backup.leaves_files()) {
                 continue;
             }
             let turn = *since + backoff(backup.attempt);
@@ -261,12 +354,16 @@ impl<'a> Planner<'a> {
                 self.plan.retry_at = Some(earliest);
                 continue;
             }
+            let returning = self.returning;
             if !self.remove(backup, RemovalReason::Failed(failure.clone())) {
                 self.kept += 1;
                 if self.kept > self.wanted {
                     self.held += 1;
                     continue;
                 }
+            }
+            if self.returning > returning {
+                continue;
             }
             self.attempts.push(backup.attempt + 1);
             if matches!(failure, PodFailure::Refused(_)) || backup.attempt > 0 {
@@ -379,8 +476,12 @@ impl<'a> Planner<'a> {
 
     /// More than wanted, and nobody else on the move: a group that was made smaller, or a move that is no longer needed.
     fn shrink(&mut self) {
-        let outsiders = |backup: &&&BackupPod| !backup.member;
-        while self.alive.len() > self.wanted {
+        // Who is stuck stays until others hold the log in its place.
+        let spares_stuck = self.holders() < self.wanted;
+        let stays = |backup: &BackupPod| backup.member || spares_stuck && backup.is_stuck();
+        let outsiders = |backup: &&&BackupPod| !stays(backup);
+        let spared = |planner: &Planner<'_>| if spares_stuck { planner.stuck() } else { 0 };
+        while self.alive.len() - spared(self) > self.wanted {
             // Of those outside the set, the one that has come least far.
             let outsider = self.alive.iter().filter(outsiders).max_by_key(|backup| {
                 (backup.health == Health::Unplaced, !backup.ready, backup.created, backup.name.clone())
@@ -416,7 +517,8 @@ impl<'a> Planner<'a> {
     /// Makes what is missing.
     fn create_missing(&mut self) {
         let target = self.wanted + usize::from(self.surge);
-        let missing = target.saturating_sub(self.alive.len() + self.held);
+        let replaced = if self.plan.survey.free.is_empty() { 0 } else { self.stuck() };
+        let missing = target.saturating_sub(self.alive.len() - replaced + self.held + self.returning);
         let free = &self.plan.survey.free;
         let elsewhere = free.iter().any(|node| !self.avoid.contains(node));
         let avoid: Vec<String> = if elsewhere { self.avoid.iter().cloned().collect() } else { Vec::new() };
@@ -424,8 +526,14 @@ impl<'a> Planner<'a> {
         let taken: BTreeSet<&str> = self.backups.iter().map(|backup| backup.name.as_str()).collect();
         let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
         let names = names.filter(|name| !taken.contains(name.as_str()));
+        // Members come back to their claims: those of the set in any case, since what they have may be needed.
+        let kept = self.state.orphans.iter().filter(|claim| claim.is_kept());
+        let kept = kept.map(|claim| (claim.member.clone(), claim.attempt));
+        let is_member = |(name, _): &(String, u32)| self.observed.log().is_some_and(|log| log.has_member(name));
+        let (members, others): (Vec<_>, Vec<_>) = kept.partition(is_member);
+        let missing = missing.max(members.len());
         let attempts = self.attempts.iter().copied().chain(std::iter::repeat(0));
-        let creations = names.zip(attempts).take(missing);
+        let creations = members.into_iter().chain(others).chain(names.zip(attempts)).take(missing);
         self.plan.creations =
             creations.map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt }).collect();
         // One that works is not given up for another that the API server does not take. What has failed is: it may be what
@@ -442,6 +550,26 @@ impl<'a> Planner<'a> {
         // Whoever takes the place of a member on its way out is recruited beside it.
         if self.surge || self.has_leaving_member() {
             self.plan.members_wanted = (self.plan.members_wanted + 1).min(MEMBERS_MAX);
+        }
+    }
+
+    /// Removes claims whose pods are gone and that nobody takes up, once others hold the log.
+    fn remove_claims(&mut self) {
+        let is_taken_up = |claim: &&MemberClaim| {
+            self.plan.creations.iter().any(|creation| creation.name == claim.member)
+                || self.observed.log().is_some_and(|log| log.has_member(&claim.member))
+        };
+        let idle: Vec<&MemberClaim> =
+            self.state.orphans.iter().filter(|claim| claim.is_kept() && !is_taken_up(claim)).collect();
+        if self.holders() < self.wanted {
+            return;
+        }
+        for claim in idle {
+            if let Ok(licence) = claim_licence(self.state, claim, &self.plan.removals) {
+                let (name, claim) = (claim.member.clone(), Some(self.end_of(claim).of(claim)));
+                let reason = RemovalReason::Surplus;
+                self.plan.removals.push(Removal { name, pod: None, claim, reason, after: Vec::new(), licence });
+            }
         }
     }
 
@@ -465,6 +593,13 @@ impl<'a> Planner<'a> {
             () => Exit::BeforeSuccessor,
         }
     }
+}
+
+/// A pod that ends before long, and whose claim stays.
+fn returns(observed: &Observed, backup: &BackupPod) -> bool {
+    let is_ready = |name: &str| observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
+    let ends = backup.health == Health::Ending && backup.node.as_deref().is_none_or(is_ready);
+    ends && backup.claim.as_ref().is_some_and(MemberClaim::is_kept)
 }
 
 /// Nothing after a first failure: most have causes that are gone with the pod.

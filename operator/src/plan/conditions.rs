@@ -123,6 +123,7 @@ fn ready(state: &GroupState<'_>, phase: Phase, reason: &PhaseReason) -> Ready {
         Phase::Unavailable => Ready::Unavailable(reason),
         Phase::Fenced => Ready::Fenced(reason),
         Phase::Paused => Ready::Paused(reason),
+        Phase::Hibernated => Ready::Hibernated(reason),
         Phase::Deleting => Ready::Deleting(reason),
     }
 }

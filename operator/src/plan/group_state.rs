@@ -6,6 +6,7 @@ use tailwind_crds::{ReplicaGroupStatus, UpdateStrategy};
 
 use super::backup_pod::{BackupPod, backup_pods};
 use super::primary::{Leading, Primary, leading, primary};
+use crate::objects::claim::{MemberClaim, claims};
 use crate::objects::pod;
 use crate::observed::Observed;
 
@@ -15,6 +16,8 @@ pub(crate) struct GroupState<'a> {
     pub(crate) observed: &'a Observed,
     /// In the order of their names.
     pub(crate) backups: Vec<BackupPod>,
+    /// Claims of members whose pods are gone.
+    pub(crate) orphans: Vec<MemberClaim>,
     pub(crate) primary: Primary,
     /// Whether it works.
     pub(crate) leading: Leading<'a>,
@@ -30,7 +33,17 @@ impl<'a> GroupState<'a> {
         let updating = has_begun && strategy == UpdateStrategy::RollingUpdate;
         let primary = primary(observed);
         let leading = leading(observed, &primary);
-        GroupState { observed, backups: backup_pods(observed, &hash, updating), primary, leading, updating }
+        let (mut orphans, mut backups) = (claims(observed), backup_pods(observed, &hash));
+        for backup in &mut backups {
+            let found = orphans.iter().position(|claim| claim.member == backup.name);
+            if let Some(claim) = found.map(|found| orphans.remove(found)) {
+                backup.take_claim(claim);
+            }
+            if updating {
+                backup.update();
+            }
+        }
+        GroupState { observed, backups, orphans, primary, leading, updating }
     }
 
     /// As it would be if the group were being updated.

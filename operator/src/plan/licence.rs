@@ -10,6 +10,7 @@ use displaydoc::Display;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use strum::EnumIter;
+use tailwind_crds::names::flush_claim;
 use tailwind_crds::{LogMember, LogStatus};
 use tailwind_report::report::BackupReport;
 
@@ -18,6 +19,7 @@ use super::backups::Removal;
 use super::count::Count;
 use super::group_state::GroupState;
 use super::trouble::{NoReport, quarantined};
+use crate::objects::claim::MemberClaim;
 use crate::observed::{Observed, is_true};
 use crate::planted::{self, Bug};
 
@@ -30,6 +32,8 @@ pub struct Licence(Evidence);
 pub(crate) enum Evidence {
     /// its container has never run
     NeverRan,
+    /// it has ended, and its files stay on claim {0}
+    OnClaim(String),
     /// it reports that it holds nothing
     HoldsNothing,
     /// no backup of the group belongs to a log
@@ -60,6 +64,8 @@ pub(crate) enum Withheld {
     /// it was in the set of a log that the config store does not know
     #[default]
     WasMember,
+    /// it has no claim yet that its files are on
+    NoClaim,
     /// of {needed} other members that have to prove that they hold the whole log, {held} did. {others}
     TooFewHolders { held: usize, needed: usize, others: Others },
 }
@@ -107,7 +113,24 @@ impl Licence {
     pub fn holders(&self) -> &[String] {
         match &self.0 {
             Evidence::HeldBy(names) => &names.0,
-            Evidence::NeverRan | Evidence::HoldsNothing | Evidence::NoLog => &[],
+            Evidence::NeverRan | Evidence::OnClaim(_) | Evidence::HoldsNothing | Evidence::NoLog => &[],
+        }
+    }
+
+    /// The claim that it rests on.
+    pub(crate) fn claim(&self) -> Option<&str> {
+        match &self.0 {
+            Evidence::OnClaim(claim) => Some(claim),
+            Evidence::NeverRan | Evidence::HoldsNothing | Evidence::NoLog | Evidence::HeldBy(_) => None,
+        }
+    }
+
+    /// Whether nothing is lost with the claim either.
+    pub(crate) fn covers(&self, claim: &MemberClaim) -> bool {
+        match self.0 {
+            Evidence::HoldsNothing | Evidence::HeldBy(_) => true,
+            Evidence::NeverRan | Evidence::NoLog => !claim.bound,
+            Evidence::OnClaim(_) => planted::has(Bug::ClaimGoesWithPod),
         }
     }
 
@@ -149,6 +172,10 @@ pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Rem
     if pod.is_some_and(|pod| has_never_run(pod, backup)) {
         return Ok(Licence(Evidence::NeverRan));
     }
+    // No container of the pod starts again, so its memory is gone in any case. The pod is in the way of the next one of its name.
+    if backup.ended && backup.leaves_files() {
+        return Ok(Licence(Evidence::OnClaim(flush_claim(&backup.name))));
+    }
     let report = observed.reports.get(&backup.name).and_then(|report| report.as_ref().ok());
     if report.is_some_and(holds_nothing) {
         return Ok(Licence(Evidence::HoldsNothing));
@@ -166,7 +193,37 @@ pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Rem
     if let Some(other) = own.filter(|own| **own != log.id) {
         return Err(Withheld::ForgottenLog(other.clone()));
     }
-    held_by(state, log, backup, leaving)
+    held_by(state, log, &backup.name, leaving)
+}
+
+/// Whether the claim of a member whose pod is gone may be removed.
+///
+/// # Errors
+/// Why it has to stay.
+pub(crate) fn claim_licence(
+    state: &GroupState<'_>,
+    claim: &MemberClaim,
+    leaving: &[Removal],
+) -> Result<Licence, Withheld> {
+    match state.observed.log() {
+        _ if !claim.bound => Ok(Licence(Evidence::NeverRan)),
+        // It may be all that is left of a log whose config store was emptied, or that came with another group.
+        None => Err(Withheld::WasMember),
+        Some(log) => held_by(state, log, &claim.member, leaving),
+    }
+}
+
+/// Whether a group can do without this pod for as long as it hibernates: all that was acknowledged is on its claim, since the
+/// group's durability is `Flushed`.
+///
+/// # Errors
+/// Why it has to stay.
+pub(crate) fn hibernation_licence(backup: &BackupPod) -> Result<Licence, Withheld> {
+    if backup.leaves_files() {
+        Ok(Licence(Evidence::OnClaim(flush_claim(&backup.name))))
+    } else {
+        Err(Withheld::NoClaim)
+    }
 }
 
 /// Whether a member is known not to hold all of the log. Then no other may be evicted: which one, a budget cannot say.
@@ -196,15 +253,10 @@ fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Wit
 }
 
 /// What a member has, all others of the set have as well if they are whole. As many have to be left as an append needs.
-fn held_by(
-    state: &GroupState<'_>,
-    log: &LogStatus,
-    backup: &BackupPod,
-    leaving: &[Removal],
-) -> Result<Licence, Withheld> {
+fn held_by(state: &GroupState<'_>, log: &LogStatus, leaver: &str, leaving: &[Removal]) -> Result<Licence, Withheld> {
     let needed = usize::from(state.observed.group.spec.min_in_sync().max(1));
     let (mut names, mut others) = (Vec::new(), Vec::new());
-    for member in log.members.iter().filter(|member| member.name != backup.name) {
+    for member in log.members.iter().filter(|member| member.name != leaver) {
         let is_alive = state.alive().any(|other| other.name == member.name);
         let found = match state.observed.reports.get(&member.name) {
             _ if !is_alive => Err(NotWhole::Gone),

@@ -29,6 +29,8 @@ pub(crate) enum PhaseReason {
     Paused,
     /// spec.fenced is true: nobody may append until it is false
     Fenced,
+    /// spec.hibernate is true: the log is on {0}. Set it to false to go on
+    Hibernates(Count),
     /// {0}
     CandidateWaits(Candidate),
     /// {ready} of {wanted} backups are ready
@@ -69,6 +71,9 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
     }
     if spec.fenced {
         return (Phase::Fenced, PhaseReason::Fenced);
+    }
+    if spec.hibernate && state.backups.is_empty() {
+        return (Phase::Hibernated, PhaseReason::Hibernates(Count(state.orphans.len(), "claim")));
     }
     let candidate = candidate(state);
     let Some(log) = state.observed.log() else {

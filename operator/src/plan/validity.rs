@@ -22,8 +22,6 @@ pub(crate) enum Problem {
     ShapeChanged { now: String, before: String },
     /// rdma.resourceClaimTemplateName needs Kubernetes 1.31 or later, and this is {0}: use rdma.extendedResource
     NoResourceClaims(String),
-    /// flushVolume.claim needs Kubernetes 1.21 or later, and this is {0}: use flushVolume.emptyDirSizeLimit
-    NoEphemeralClaims(String),
     /// the flush volume has {has}, and a backup with segments of this size needs at least {needs}: enlarge flushVolume or
     /// backupResources' ephemeral-storage
     FlushVolumeTooSmall { has: String, needs: String },
@@ -43,10 +41,6 @@ pub(crate) fn problems(observed: &Observed) -> Vec<Problem> {
     let by_claim = spec.rdma.as_ref().is_some_and(|rdma| rdma.resource_claim_template_name.is_some());
     if by_claim && !server.has_resource_claims() {
         problems.push(Problem::NoResourceClaims(server.to_string()));
-    }
-    let claims_disk = spec.flush_volume.as_ref().is_some_and(|volume| volume.claim.is_some());
-    if claims_disk && !server.has_ephemeral_claims() {
-        problems.push(Problem::NoEphemeralClaims(server.to_string()));
     }
     let needs = flush::volume_bytes_min(spec);
     if let Some(has) = flush::volume_bytes(spec).filter(|has| *has < needs) {

@@ -89,7 +89,7 @@ fn describe(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
         for action in &plan.actions {
             let object = match action {
                 Action::Create(pod) => serde_json::to_value(pod).unwrap(),
-                Action::Apply(owned) => serde_json::to_value(&owned.object).unwrap(),
+                Action::Apply(owned) | Action::Claim(owned) => serde_json::to_value(&owned.object).unwrap(),
                 _ => continue,
             };
             // As they are written to the API server, in an order that does not depend on features of crates.

@@ -13,14 +13,15 @@ use kube::ResourceExt;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use serde_json::json;
-use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
+use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER, flush_claim};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
+use tailwind_operator::objects::claim::{ClaimEnd, claim};
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
 use tailwind_operator::options::Settings;
 use tailwind_operator::plan::backups::RemovalReason;
-use tailwind_operator::plan::{Action, Plan, plan};
+use tailwind_operator::plan::{Action, Plan, Removal, plan};
 use tailwind_operator::planted::{self, Bug};
 use tailwind_report::report::BackupReport;
 
@@ -74,6 +75,10 @@ struct Begin {
     forgotten: bool,
     /// The primary's pod is being deleted on a node that is dead, and nobody can take over.
     lost: bool,
+    /// The log is on disks that are claimed for members, and outlive their pods.
+    claims: bool,
+    /// All nodes are deleted with all pods on them, and come back.
+    recreated: bool,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
@@ -99,7 +104,14 @@ fn begin() -> impl Strategy<Value = Begin> {
         nodes,
         any::<bool>(),
         prop::bool::weighted(0.9),
-        (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
+        (
+            seldom(),
+            seldom(),
+            seldom(),
+            prop::bool::weighted(0.15),
+            prop::bool::weighted(0.4),
+            prop::bool::weighted(0.2),
+        ),
     )
         .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults)| Begin {
             backups,
@@ -112,6 +124,8 @@ fn begin() -> impl Strategy<Value = Begin> {
             fabric_fails: faults.1,
             forgotten: faults.2,
             lost: faults.3,
+            claims: faults.4,
+            recreated: faults.5,
         })
 }
 
@@ -123,6 +137,9 @@ struct World {
     evicted: u32,
     refuses: bool,
     fabric_fails: bool,
+    claims: bool,
+    /// Nodes that are gone for a while.
+    absent: Vec<NodeFacts>,
 }
 
 impl World {
@@ -130,6 +147,10 @@ impl World {
         let mut spec = json!({"backups": begin.backups});
         if let Some(least) = begin.min_in_sync {
             spec["minInSync"] = json!(least);
+        }
+        if begin.claims {
+            spec["durability"] = json!("Flushed");
+            spec["flushVolume"] = json!({"claim": {"size": "20Gi"}});
         }
         let members: Vec<String> = begin
             .pods
@@ -199,6 +220,8 @@ impl World {
             evicted: 0,
             refuses: begin.refuses,
             fabric_fails: begin.fabric_fails,
+            claims: begin.claims,
+            absent: Vec::new(),
         };
         for (index, start) in begin.pods.iter().enumerate() {
             world.place(index, *start, begin.cordoned.len());
@@ -219,7 +242,11 @@ impl World {
         if index < nodes {
             pod["spec"]["nodeName"] = json!(format!("n{index}"));
         }
-        let started = start.state > 2 || start.state == 1;
+        // What has failed has left its files, if it has a disk of its own.
+        let started = start.state > 2 || start.state == 1 || start.state == 0 && self.claims;
+        if let Some(claim) = claim(&self.observed.group, self.observed.server, &name) {
+            self.claim(claim);
+        }
         let copy = match () {
             () if !started => Copy::default(),
             () if start.emptied => Copy { boot: 1, ..Copy::default() },
@@ -266,11 +293,28 @@ impl World {
         self.observed.reports = reports.collect();
     }
 
-    /// In how many places each segment is: of pods that run and have not been asked to end.
+    /// A claim is there, with a disk; or it is the group's, or no longer.
+    fn claim(&mut self, mut owned: Owned) {
+        let name = owned.object.name_any();
+        owned.object.metadata.uid = Some(name);
+        owned.object.data["spec"]["volumeName"] = json!("volume");
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
+        owned.object.metadata.creation_timestamp = Some(now);
+        self.forget(&owned);
+        self.observed.objects.push(owned);
+    }
+
+    fn has_claim(&self, member: &str) -> bool {
+        let name = flush_claim(member);
+        self.observed.objects.iter().any(|owned| owned.kind == Kind::Claim && owned.object.name_any() == name)
+    }
+
+    /// In how many places each segment is: at pods that run and have not been asked to end, and on disks.
     fn places(&self) -> [usize; 4] {
         let runs = |pod: &&Pod| !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
-        let held: Vec<u8> =
-            self.observed.backups.iter().filter(runs).map(|pod| self.copies[&pod.name_any()].segments).collect();
+        let running: BTreeSet<String> = self.observed.backups.iter().filter(runs).map(ResourceExt::name_any).collect();
+        let holds = |name: &String| running.contains(name) || self.has_claim(name);
+        let held: Vec<u8> = self.copies.iter().filter(|(name, _)| holds(name)).map(|(_, copy)| copy.segments).collect();
         std::array::from_fn(|segment| held.iter().filter(|segments| **segments & 1 << segment != 0).count())
     }
 
@@ -368,7 +412,7 @@ impl World {
             .actions
             .iter()
             .filter_map(|action| match action {
-                Action::Delete(removal) => Some(removal.name.as_str()),
+                Action::Delete(Removal { name, pod: Some(_), .. }) => Some(name.as_str()),
                 _ => None,
             })
             .collect();
@@ -383,9 +427,18 @@ impl World {
             assert!(!on_cordoned || whole, "a cordon alone takes a copy");
             assert!(holders.len() > self.floor(), "{} of {} copies would be left", holders.len() - 1, self.floor());
         }
+        let keeps_files = |name: &str| {
+            plan.actions.iter().any(|action| match action {
+                Action::Delete(Removal { name: removed, claim: Some(step), .. }) => {
+                    removed == name && matches!(step.end, ClaimEnd::Keep { .. })
+                }
+                _ => false,
+            })
+        };
         let failed_member = self.observed.backups.iter().find(|pod| {
             let name = pod.name_any();
             deleted.contains(name.as_str())
+                && !keeps_files(&name)
                 && self.is_named(&name)
                 && (has_failed(pod) || pod.metadata.deletion_timestamp.is_some())
         });
@@ -395,7 +448,10 @@ impl World {
         assert!(wanted >= spec && wanted <= (spec + 1).min(8), "{wanted} members wanted");
         let created = plan.actions.iter().filter(|action| matches!(action, Action::Create(_))).count();
         let alive = self.observed.backups.len() - deleted.len();
-        assert!(created == 0 || created <= usize::from(spec) + 1, "{created} pods made beside {alive}");
+        // Whoever is in the set and has a disk comes back in any case.
+        let set = if self.claims { 8 } else { 0 };
+        let most = set.max(usize::from(spec) + 1);
+        assert!(created == 0 || created <= most, "{created} pods made beside {alive}");
         assert!(plan.status.log.is_none(), "the log is not the operator's");
     }
 
@@ -406,19 +462,32 @@ impl World {
             match action {
                 Action::Create(_) if self.refuses => {}
                 Action::Delete(removal) if refused && !removal.after.is_empty() => {}
+                Action::Claim(claim) => self.claim(*claim),
                 Action::Create(pod) => {
-                    self.copies.insert(pod.name_any(), Copy::default());
+                    assert_eq!(self.claims, self.has_claim(&pod.name_any()), "a pod without its claim");
+                    self.copies.entry(pod.name_any()).or_default();
                     let mut pod = serde_json::to_value(pod).unwrap();
                     pod["metadata"]["uid"] = pod["metadata"]["name"].clone();
                     pod["metadata"]["creationTimestamp"] = json!(self.observed.now.to_string());
                     self.observed.backups.push(serde_json::from_value(pod).unwrap());
                 }
                 Action::Delete(removal) => {
-                    assert_eq!(self.copies[&removal.name].quarantined, 0, "what is in quarantine stays");
                     let before = self.places();
-                    let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == removal.name).unwrap();
-                    pod.metadata.deletion_timestamp =
-                        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
+                    let ends = removal.claim.as_ref().filter(|step| !matches!(step.end, ClaimEnd::Keep { .. }));
+                    if ends.is_some() {
+                        let name = flush_claim(&removal.name);
+                        self.observed
+                            .objects
+                            .retain(|owned| owned.kind != Kind::Claim || owned.object.name_any() != name);
+                    }
+                    let retained = removal.claim.as_ref().is_some_and(|step| step.end == ClaimEnd::Retain);
+                    let stays = retained || self.has_claim(&removal.name);
+                    assert!(stays || self.copies[&removal.name].quarantined == 0, "what is in quarantine stays");
+                    let mut pods = self.observed.backups.iter_mut();
+                    if let Some(pod) = pods.find(|pod| pod.name_any() == removal.name) {
+                        pod.metadata.deletion_timestamp =
+                            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
+                    }
                     let works = !matches!(removal.reason, RemovalReason::Failed(_) | RemovalReason::Surplus);
                     assert!(!(refused && works), "{} leaves for a pod that is refused", removal.name);
                     self.judge(before, &format!("{} is removed: {}", removal.name, removal.reason));
@@ -488,6 +557,18 @@ impl World {
         }
     }
 
+    /// Node objects are deleted, and the control plane removes the pods that were on them; or the nodes come back.
+    fn recreate(&mut self, round: u32) {
+        match round {
+            3 => {
+                self.absent = std::mem::take(&mut self.observed.nodes);
+                self.observed.backups.clear();
+            }
+            6 => self.observed.nodes.append(&mut self.absent),
+            _ => {}
+        }
+    }
+
     fn schedule(&mut self) {
         let mut taken: BTreeSet<String> =
             self.observed.backups.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
@@ -546,21 +627,25 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     let wanted = usize::from(begin.backups);
     let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
     // Then a successor is always filled before anybody leaves, whoever it is that drains.
-    let always_whole = begin.has_primary && !begin.lost && free > wanted && world.holders().len() >= wanted;
+    let always_whole =
+        !begin.recreated && begin.has_primary && !begin.lost && free > wanted && world.holders().len() >= wanted;
     let mut quiet = 0;
     for round in 0.. {
         prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
         let before = world.observed.group.status.clone();
         let plan = world.plan();
         world.check(&plan);
-        let acted = plan
-            .actions
-            .iter()
-            .any(|action| matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_)));
+        let acted = plan.actions.iter().any(|action| {
+            matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_) | Action::Claim(_))
+        });
         world.turn(plan, begin.drained);
+        if begin.recreated {
+            world.recreate(round);
+        }
         let holders = world.holders().len();
         prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
-        quiet = if acted || world.observed.group.status != before { 0 } else { quiet + 1 };
+        quiet =
+            if acted || begin.recreated && round < 8 || world.observed.group.status != before { 0 } else { quiet + 1 };
         // Longer than any patience that is measured in rounds of a minute. What is refused is tried again for ever.
         if quiet > 6 || begin.refuses && round > 40 {
             break;
@@ -583,13 +668,16 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         && is_well
         && !begin.fabric_fails
         && !begin.forgotten
+        && !begin.recreated
         && wanted > world.floor()
         && all >= wanted
         && at_start.observed.backups.iter().any(on_cordoned)
     {
         prop_assert!(world.evicted > 0, "a drain waits for a primary that is lost");
     }
-    let needs_people = begin.lost
+    // Without claims nothing is left.
+    let needs_people = begin.recreated && !begin.claims
+        || begin.lost
         || begin.refuses
         || begin.fabric_fails
         || begin.forgotten
@@ -627,7 +715,7 @@ proptest! {
 fn only_drained(begin: Begin) -> Begin {
     let well = |pod: Start| Start { state: 3, lacks: 0, quarantined: 0, emptied: false, silent: false, ..pod };
     let pods = begin.pods.into_iter().map(well).collect();
-    Begin { pods, drained: true, refuses: false, fabric_fails: false, forgotten: false, ..begin }
+    Begin { pods, drained: true, refuses: false, fabric_fails: false, forgotten: false, recreated: false, ..begin }
 }
 
 /// Each planted bug must be found, within so many worlds of its kind. They are the same at each run.
@@ -635,7 +723,8 @@ fn only_drained(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 6] = [
+    let kinds: [(Bug, Kind); 7] = [
+        (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
         (Bug::LeavesUnreplaced, |begin| Begin { refuses: true, ..begin }),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
@@ -12,6 +13,7 @@ use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_READS, LABEL_ROLE,
     ROLE_READER,
 };
+use tailwind_operator::objects::claim::claim;
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
@@ -64,6 +66,9 @@ pub(crate) struct Example {
     /// That reconcile has also written the status that is due now.
     #[serde(default)]
     settled: bool,
+    /// Claims of members.
+    #[serde(default)]
+    claims: Vec<Claim>,
     /// Objects beside those: services, roles and the like.
     #[serde(default)]
     objects: Vec<Value>,
@@ -129,6 +134,21 @@ struct Backup {
     words: Option<String>,
     /// Another address than the log knows.
     ip: Option<String>,
+}
+
+/// The claim of a member's flush volume.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Claim {
+    of: String,
+    /// Nothing has been written to it.
+    #[serde(default)]
+    unbound: bool,
+    /// Somebody has deleted it.
+    #[serde(default)]
+    deleted: bool,
+    #[serde(default)]
+    attempt: u32,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -313,6 +333,21 @@ fn ip(name: &str) -> String {
     format!("10.0.{}.{}", sum / 200 % 200 + 1, sum % 200 + 1)
 }
 
+/// As the operator makes it, and as the API server has it then.
+fn claim_of(given: &Claim, observed: &Observed) -> Owned {
+    let mut claim = claim(&observed.group, observed.server, &full(&given.of)).expect("spec.flushVolume.claim");
+    let metadata = &mut claim.object.metadata;
+    metadata.uid = Some(format!("{}-claim", given.of));
+    metadata.deletion_timestamp = given.deleted.then(|| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    if given.attempt > 0 {
+        claim.object.annotations_mut().insert(ANNOTATION_ATTEMPT.to_owned(), given.attempt.to_string());
+    }
+    if !given.unbound {
+        claim.object.data["spec"]["volumeName"] = json!(format!("volume-{}", given.of));
+    }
+    claim
+}
+
 fn full(name: &str) -> String {
     format!("orders-backup-{name}")
 }
@@ -361,6 +396,9 @@ impl Example {
         for object in &self.objects {
             observed.objects.push(owned(object));
         }
+        let claims = self.claims.iter().map(|given| claim_of(given, &observed));
+        let claims = claims.collect::<Vec<_>>();
+        observed.objects.extend(claims);
         let before = plan(&observed);
         if self.settled {
             let log = observed.group.status.as_ref().and_then(|status| status.log.clone());
