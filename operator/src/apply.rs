@@ -6,6 +6,7 @@
 mod recheck;
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -21,12 +22,14 @@ use tailwind_crds::{ReplicaGroup, ReplicaGroupStatus};
 use tracing::info;
 
 use crate::authority;
+use crate::cache::group_ref;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
 use crate::objects::claim::{ClaimEnd, ClaimStep};
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
+use crate::plan::news::news;
 use crate::plan::{Action, Plan, Removal, status};
 use crate::secrets::{self, CaSecret};
 
@@ -70,8 +73,7 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     failures.into_iter().next().map_or(written, Err)
 }
 
-/// A failure as it stands in the status. The next try has another name for the pod; were that name in the text, each try would
-/// change the status, which would be seen as a change of the group, and so be followed by another try at once.
+/// A failure as it stands in the status. The next try has another name for the pod, which says nothing to anybody.
 fn failure_text(action: &Action, error: &Error) -> String {
     let text = error.to_string();
     match action {
@@ -296,13 +298,15 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Writes the status unless it is so already.
+    /// Writes the status if it is time to tell what is new in it.
     async fn write_status(&self, status: &ReplicaGroupStatus) -> Result<(), Error> {
-        let before = self.group.status.clone().map(|before| ReplicaGroupStatus { log: None, ..before });
-        if before.as_ref() == Some(status) {
-            return Ok(());
+        let (group, news) = (group_ref(&self.namespace, &self.name), news(self.observed, status));
+        match self.context.memories.wait(&group, news, Instant::now()) {
+            Some(Duration::ZERO) => {
+                write_status(self.context, &self.namespace, json!({"name": self.name}), status).await
+            }
+            _ => Ok(()),
         }
-        write_status(self.context, &self.namespace, json!({"name": self.name}), status).await
     }
 }
 
@@ -331,7 +335,9 @@ async fn write_status(
         "metadata": metadata,
         "status": status,
     });
-    patch_status(context, namespace, &name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await
+    patch_status(context, namespace, &name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await?;
+    context.memories.status_written(&group_ref(namespace, &name), Instant::now());
+    Ok(())
 }
 
 /// Changes these fields of a status, and leaves the others as they are.

@@ -139,12 +139,12 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
         let news = plan.news(&observed);
         if news < News::Facts {
             remember(context, at, &observed, &plan);
-            let now = Instant::now();
-            if news == News::Texts || news == News::Figures && context.memories.may_write_figures(at, now) {
+            let wait = context.memories.wait(at, news, Instant::now());
+            if wait == Some(Duration::ZERO) {
                 apply::write_texts(context, &observed.group, &plan.status).await?;
-                context.memories.status_written(at, now);
+                return Ok(again(&plan, None));
             }
-            return Ok(again(&plan));
+            return Ok(again(&plan, wait));
         }
     }
     let observation = observe(context, at).await?;
@@ -178,8 +178,7 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
         context.memories.drop_certificates(at);
     }
     apply::apply(context, &observed, &plan).await?;
-    context.memories.status_written(at, Instant::now());
-    Ok(again(&plan))
+    Ok(again(&plan, None))
 }
 
 /// Plans; where outdated backups wait to be replaced, and it is the group's turn, so that they are.
@@ -194,8 +193,10 @@ fn plan_in_turn(context: &Context, at: &GroupRef, observed: &mut Observed) -> Pl
     planned
 }
 
-fn again(plan: &Plan) -> Action {
-    Action::requeue(Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1)))
+/// When to look again: at the latest when what is not written yet may be.
+fn again(plan: &Plan, unwritten: Option<Duration>) -> Action {
+    let again = Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1));
+    Action::requeue(unwritten.map_or(again, |wait| again.min(wait)))
 }
 
 /// The group is not this installation's.
@@ -406,17 +407,35 @@ mod tests {
         let (server, context, mut writers) = start().await;
         let at = group_ref("shop", "orders");
         reconcile_group(&context, &at).await.unwrap();
-        server.change_status(&json!({"phaseReason": "somebody's own words"}));
+        server.change_status(&json!({"phaseReason": null}));
         server.show(&mut writers);
         server.take_calls();
         reconcile_group(&context, &at).await.unwrap();
         assert_eq!(server.take_calls().len(), 1);
-        assert!(!server.group.lock().unwrap().to_string().contains("somebody"));
+        assert!(server.group.lock().unwrap()["status"]["phaseReason"].is_string());
         // The cache does not know the newest version yet.
         let failure = reconcile_group(&context, &at).await.unwrap_err();
         assert_eq!(failure.class(), Class::Conflict);
         server.show(&mut writers);
         reconcile_group(&context, &at).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_told_as_the_server_gave_it_last() {
+        let (server, context, mut writers) = start().await;
+        let at = group_ref("shop", "orders");
+        for name in ["refused-0", "refused-1"] {
+            let Observation::Complete(observed) = observe(&context, &at).await.unwrap() else {
+                panic!("there is a group")
+            };
+            let mut plan = plan(&observed);
+            let pod = json!({"metadata": {"name": format!("{name}-new")}});
+            plan.actions = vec![plan::Action::Create(serde_json::from_value(pod).unwrap())];
+            context.memories.forget(&at);
+            apply::apply(&context, &observed, &plan).await.unwrap_err();
+            assert!(server.group.lock().unwrap().to_string().contains(&format!("create pod {name}")), "{name}");
+            server.show(&mut writers);
+        }
     }
 
     #[tokio::test]

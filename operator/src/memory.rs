@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use crate::cache::GroupRef;
 use crate::observed::Certificates;
+use crate::plan::news::News;
 
 /// A group is looked at through the API server after so long at the latest, and after half of it at the earliest: each group
 /// has its own interval, lest all of them that were seen first at the same time are looked at together from then on. A look
 /// takes fifteen requests, which is two a minute.
 const LOOK_INTERVAL_MAX: Duration = Duration::from_mins(10);
-/// Positions and other figures are written so often at most.
+/// [Figures](News::Figures) are written so long after what was written before, at the earliest.
 const FIGURES_INTERVAL: Duration = Duration::from_mins(1);
 
 /// What is remembered, by group.
@@ -63,10 +64,17 @@ impl Memories {
         }
     }
 
-    /// Whether figures may be written again.
-    pub(crate) fn may_write_figures(&self, group: &GroupRef, now: Instant) -> bool {
-        let written = self.all().get(group).and_then(|memory| memory.written);
-        written.is_none_or(|written| now.duration_since(written) >= FIGURES_INTERVAL)
+    /// How long such news waits to be written, if there is anything to write.
+    pub(crate) fn wait(&self, group: &GroupRef, news: News, now: Instant) -> Option<Duration> {
+        let written = || self.all().get(group).and_then(|memory| memory.written);
+        match news {
+            News::Nothing => None,
+            News::Figures => {
+                let due = written().map(|written| written + FIGURES_INTERVAL);
+                Some(due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now)))
+            }
+            News::Texts | News::Facts => Some(Duration::ZERO),
+        }
     }
 
     /// A status was written, with all figures.
@@ -133,12 +141,17 @@ mod tests {
     #[test]
     fn figures_are_written_once_a_minute() {
         let (memories, group, now) = (Memories::default(), group_ref("shop", "orders"), Instant::now());
-        assert!(memories.may_write_figures(&group, now));
+        let wait = |news, seconds| {
+            let wait = memories.wait(&group, news, now + Duration::from_secs(seconds));
+            wait.map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait(News::Figures, 0), Some(0));
         memories.status_written(&group, now);
-        assert!(!memories.may_write_figures(&group, now + Duration::from_secs(59)));
-        assert!(memories.may_write_figures(&group, now + Duration::from_secs(60)));
+        assert_eq!(wait(News::Figures, 20), Some(40));
+        assert_eq!(wait(News::Figures, 60), Some(0));
+        assert_eq!((wait(News::Texts, 0), wait(News::Facts, 0), wait(News::Nothing, 60)), (Some(0), Some(0), None));
         memories.forget(&group);
-        assert!(memories.may_write_figures(&group, now));
+        assert_eq!(wait(News::Figures, 0), Some(0));
         assert!(memories.groups().is_empty());
     }
 }

@@ -1,12 +1,15 @@
-//! How much of a plan is news: what asks for a look at the API server before anything is done, what is written at once, and
+//! How much of a status is news: what asks for a look at the API server before anything is done, what is written at once, and
 //! what may wait.
 //!
-//! Called by [`controller`](crate::controller) about plans that were made from caches.
+//! Called by [`controller`](crate::controller) about plans that were made from caches, and by [`apply`](crate::apply) about
+//! what it is to write.
 
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
 use tailwind_crds::ReplicaGroupStatus;
 
 use super::action::Plan;
-use super::status::words;
 use crate::observed::Observed;
 
 /// From least to most.
@@ -14,51 +17,85 @@ use crate::observed::Observed;
 pub(crate) enum News {
     /// Nothing is to be done, and the status is as it was.
     Nothing,
-    /// Positions, how far readers are, and numbers in texts. They move with each append, or with whatever other pods ask for.
+    /// Positions, how far readers are, and other words about the same pods and nodes, for the same reasons. They move with each
+    /// append, with whatever other pods ask for, and from one refusal to the next. Every sidecar watches the object that a
+    /// status is a part of, so they are written together, after a pause.
     Figures,
-    /// Texts, which are for people alone.
+    /// Texts about other pods or nodes than before. They are for people alone.
     Texts,
-    /// Something is to be done, or the status says something that sidecars or programs go by.
+    /// Something is to be done, or the status says something that sidecars or programs go by, the reason of a condition among
+    /// it.
     Facts,
 }
 
 impl Plan {
     /// What is new in this plan about what was observed.
     pub(crate) fn news(&self, observed: &Observed) -> News {
-        let Some(before) = observed.group.status.clone() else { return News::Facts };
-        if self.actions.is_empty() && self.notices.is_empty() {
-            compare(before, self.status.clone())
-        } else {
-            News::Facts
-        }
+        if self.actions.is_empty() && self.notices.is_empty() { news(observed, &self.status) } else { News::Facts }
     }
 }
 
-fn compare(before: ReplicaGroupStatus, now: ReplicaGroupStatus) -> News {
+/// What is new in a status.
+pub(crate) fn news(observed: &Observed, now: &ReplicaGroupStatus) -> News {
+    let Some(before) = &observed.group.status else { return News::Facts };
+    let pods = observed.backups.iter().chain(&observed.app).chain(&observed.readers).filter_map(name);
+    let nodes = observed.nodes.iter().map(|node| node.name.as_str());
+    // Some of those that the status named before may be gone.
+    let backups = before.backups.iter().map(|backup| backup.name.as_str());
+    let primary = observed.log().map(|log| log.primary.name.as_str());
+    compare(before.clone(), now.clone(), &pods.chain(nodes).chain(backups).chain(primary).collect())
+}
+
+fn name(pod: &Pod) -> Option<&str> {
+    pod.metadata.name.as_deref()
+}
+
+/// `names` are those of pods and nodes.
+fn compare(before: ReplicaGroupStatus, now: ReplicaGroupStatus, names: &BTreeSet<&str>) -> News {
     let before = ReplicaGroupStatus { log: None, ..before };
     if before == now {
         return News::Nothing;
     }
-    let ((facts, texts), (facts_before, texts_before)) = (split(now), split(before));
-    if facts != facts_before {
-        return News::Facts;
+    let ((facts, remarks), (facts_before, remarks_before)) = (split(now), split(before));
+    let subjects = |remarks: Vec<Remark>| remarks.into_iter().map(|remark| remark.subjects(names)).collect::<Vec<_>>();
+    match () {
+        () if facts != facts_before => News::Facts,
+        () if subjects(remarks) != subjects(remarks_before) => News::Texts,
+        () => News::Figures,
     }
-    let words = |texts: &[String]| texts.iter().flat_map(|text| words(text)).map(str::to_owned).collect::<Vec<_>>();
-    if words(&texts) == words(&texts_before) { News::Figures } else { News::Texts }
 }
 
-/// A status without texts and figures, and the texts. Readers are figures and texts: nothing goes by them.
-fn split(mut status: ReplicaGroupStatus) -> (ReplicaGroupStatus, Vec<String>) {
-    status.positions = None;
-    let mut texts: Vec<String> = status.phase_reason.take().into_iter().collect();
-    texts.extend(status.conditions.iter_mut().map(|condition| std::mem::take(&mut condition.message)));
-    texts.extend(status.backups.iter_mut().filter_map(|backup| backup.message.take()));
-    status.reader_count = None;
-    for reader in std::mem::take(&mut status.readers) {
-        texts.push(format!("{} stale: {}", reader.pod, reader.stale));
-        texts.extend(reader.message);
+/// A text at its place in a status, if there is one there. The place of a reader is its name and whether it is stale.
+#[derive(Debug, PartialEq, Eq)]
+struct Remark {
+    reader: Option<(String, bool)>,
+    text: Option<String>,
+}
+
+impl Remark {
+    /// What it is about: of its text only the names, in their order.
+    fn subjects(self, names: &BTreeSet<&str>) -> Remark {
+        let named = |text: String| {
+            let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '.'));
+            let words = words.map(|word| word.trim_end_matches('.'));
+            words.filter(|word| names.contains(word)).collect::<Vec<_>>().join(" ")
+        };
+        Remark { text: self.text.map(named), ..self }
     }
-    (status, texts)
+}
+
+/// A status without texts and figures, and the texts. Nothing goes by readers.
+fn split(mut status: ReplicaGroupStatus) -> (ReplicaGroupStatus, Vec<Remark>) {
+    status.positions = None;
+    status.reader_count = None;
+    let mut texts = vec![status.phase_reason.take()];
+    texts.extend(status.conditions.iter_mut().map(|condition| Some(std::mem::take(&mut condition.message))));
+    texts.extend(status.backups.iter_mut().map(|backup| backup.message.take()));
+    let texts = texts.into_iter().map(|text| Remark { reader: None, text });
+    let readers = std::mem::take(&mut status.readers).into_iter();
+    let readers = readers.map(|reader| Remark { reader: Some((reader.pod, reader.stale)), text: reader.message });
+    let remarks = texts.chain(readers).collect();
+    (status, remarks)
 }
 
 #[cfg(test)]
@@ -71,7 +108,7 @@ mod tests {
         let mut status = json!({
             "phase": "Ready", "phaseReason": "kv-0 is primary, with 2 copies", "membersWanted": 2,
             "conditions": [{
-                "type": "LogFits", "status": "False", "reason": "NearlyFull", "message": "b is 81 % full",
+                "type": "LogFits", "status": "False", "reason": "NearlyFull", "message": "b-0 is 81 % full",
                 "lastTransitionTime": "2026-06-01T12:00:00Z",
             }],
             "backups": [{"name": "b", "state": "Member", "control": "10.0.0.1:7420"}],
@@ -80,6 +117,10 @@ mod tests {
         });
         json_patch::merge(&mut status, change);
         serde_json::from_value(status).unwrap()
+    }
+
+    fn compared(before: &Value, now: &Value) -> News {
+        compare(status(before), status(now), &["kv-0", "kv-1", "b-0", "b-1", "r-0", "10.1.2.3"].into())
     }
 
     #[test]
@@ -94,23 +135,28 @@ mod tests {
         for (change, news) in [
             (json!({}), News::Nothing),
             (json!({"positions": {"acked": 6}}), News::Figures),
-            (condition("False", "b is 82 % full"), News::Figures),
-            (condition("False", "c is 81 % full"), News::Texts),
-            (condition("True", "b is 81 % full"), News::Facts),
+            (condition("False", "b-0 is 82 % full"), News::Figures),
+            (condition("False", "b-0 on 10.9.9.9 is not full any more"), News::Figures),
+            (condition("False", "b-1 is 81 % full"), News::Texts),
+            (condition("False", "b-0 is 81 % full, b-1 is 81 % full"), News::Texts),
+            (condition("False", "b-0 on 10.1.2.3. is 81 % full"), News::Texts),
+            (condition("True", "b-0 is 81 % full"), News::Facts),
             (backup(Some("why")), News::Texts),
             (backup(None), News::Nothing),
-            (json!({"phaseReason": "another is primary, with 2 copies"}), News::Texts),
+            (json!({"phaseReason": "kv-0 is primary, with 3 copies"}), News::Figures),
+            (json!({"phaseReason": "kv-1 is primary, with 2 copies"}), News::Texts),
             (json!({"phase": "Degraded"}), News::Facts),
             (json!({"membersWanted": 3}), News::Facts),
             (json!({"backups": [{"name": "b", "state": "Member", "control": "10.0.0.2:7420"}]}), News::Facts),
             (json!({"backups": []}), News::Facts),
             (json!({"switchover": {"to": "kv-1", "fromEpoch": 1}}), News::Facts),
-            (json!({"readers": [{"pod": "r-1", "from": "b", "lsn": 9, "lagMs": 100, "stale": false}]}), News::Figures),
+            (json!({"readers": [{"pod": "r-0", "from": "b", "lsn": 9, "lagMs": 100, "stale": false}]}), News::Figures),
+            (json!({"readers": [{"pod": "r-1", "from": "b", "lsn": 5, "lagMs": 200, "stale": false}]}), News::Texts),
             (json!({"readers": [{"pod": "r-0", "stale": true}]}), News::Texts),
             (json!({"readers": [{"pod": "r-0", "stale": false, "message": "why"}]}), News::Texts),
             (json!({"readers": []}), News::Texts),
         ] {
-            assert_eq!(compare(status(&json!({})), status(&change)), news, "{change}");
+            assert_eq!(compared(&json!({}), &change), news, "{change}");
         }
     }
 
@@ -119,6 +165,6 @@ mod tests {
         let log = json!({"log": {
             "id": "0", "epoch": 1, "claim": "0", "version": 1, "primary": {"name": "kv-0", "control": "h:1"}, "members": [],
         }});
-        assert_eq!(compare(status(&log), status(&json!({}))), News::Nothing);
+        assert_eq!(compared(&log, &json!({})), News::Nothing);
     }
 }

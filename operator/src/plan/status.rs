@@ -115,28 +115,5 @@ pub(crate) fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed
         return;
     }
     let text = failures.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
-    let before = observed.group.status.as_ref().and_then(|before| conditions::find(before, Degraded::CONDITION));
-    let before = before.filter(|before| before.reason == "ApiRefused").map(|before| before.message.clone());
-    let text = before.filter(|before| words(before).eq(words(&text))).unwrap_or(text);
     conditions::replace(status, observed, &Degraded::ApiRefused(text));
-}
-
-/// The words of a text without those that have digits. Ports, durations and versions vary from one refusal to the next. As
-/// news they would change the status each time, which is seen as a change of the group, and so followed by another try at once.
-pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
-    let words = text.split(|c: char| !c.is_alphanumeric());
-    words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refusals_that_differ_in_numbers_are_the_same() {
-        let same = |a: &str, b: &str| words(a).eq(words(b));
-        let refused = "create pod b: dial tcp 10.0.0.1:41234: i/o timeout after 5.01s";
-        assert!(same(refused, "create pod b: dial tcp 10.0.0.2:41999: i/o timeout after 4.9s"));
-        assert!(!same(refused, "create pod b: exceeded quota: pods"));
-    }
 }
