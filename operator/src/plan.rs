@@ -174,7 +174,8 @@ fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
     let Observed { group, server, app, readers, .. } = observed;
     let mut objects = Vec::new();
     for (role, pods) in [(roles::sidecars(group, *server), app), (roles::readers(group, *server), readers)] {
-        let binding = roles::binding(group, *server, &role, pods);
+        let existing = find(observed, Kind::RoleBinding, &role.object.name_any());
+        let binding = roles::binding(group, *server, &role, pods, existing);
         objects.extend([role, binding]);
     }
     objects.push(service::primary(group, *server));
@@ -221,15 +222,17 @@ fn stale_endpoints(observed: &Observed) -> Option<Action> {
     is_stale.then(|| Action::ClearEndpoints(Box::new(slice.clone())))
 }
 
+/// The object that there is of this kind and name.
+fn find<'a>(observed: &'a Observed, kind: Kind, name: &str) -> Option<&'a Owned> {
+    observed.objects.iter().find(|owned| owned.kind == kind && owned.object.name_any() == name)
+}
+
 /// An object of the name of one of the group's that belongs to somebody else.
 struct NotOwned(String);
 
 /// What makes an object as it should be; nothing if it is.
 fn apply(observed: &Observed, wanted: Owned) -> Result<Option<Action>, NotOwned> {
-    let is_same = |existing: &&Owned| {
-        existing.kind == wanted.kind && existing.object.metadata.name == wanted.object.metadata.name
-    };
-    match observed.objects.iter().find(is_same) {
+    match find(observed, wanted.kind, &wanted.object.name_any()) {
         Some(existing) if !is_owned(&observed.group, &existing.object.metadata) => Err(NotOwned(existing.to_string())),
         Some(existing) if is_as_wanted(existing, &wanted) => Ok(None),
         _ => Ok(Some(Action::Apply(Box::new(wanted)))),

@@ -59,8 +59,16 @@ fn may_read(group: &str) -> Value {
     })
 }
 
-/// The binding of a role, which has the same name, to the service accounts that these pods run as.
-pub(crate) fn binding(group: &ReplicaGroup, server: ServerVersion, role: &Owned, pods: &[Pod]) -> Owned {
+/// The binding of a role, which has the same name, to the service accounts that these pods run as. While there are no pods it
+/// keeps those of `existing`: an app that is scaled to zero and back finds its rights there, and does not wait until the
+/// operator has seen its first pod.
+pub(crate) fn binding(
+    group: &ReplicaGroup,
+    server: ServerVersion,
+    role: &Owned,
+    pods: &[Pod],
+    existing: Option<&Owned>,
+) -> Owned {
     let namespace = group.namespace().unwrap_or_default();
     let accounts: BTreeSet<&str> = pods
         .iter()
@@ -69,10 +77,11 @@ pub(crate) fn binding(group: &ReplicaGroup, server: ServerVersion, role: &Owned,
             account.filter(|account| !account.is_empty()).unwrap_or("default")
         })
         .collect();
-    let subjects: Value = accounts
-        .into_iter()
-        .map(|account| json!({"kind": "ServiceAccount", "name": account, "namespace": namespace}))
-        .collect();
+    let subject = |account| json!({"kind": "ServiceAccount", "name": account, "namespace": namespace});
+    let subjects: Value = match existing.and_then(|existing| existing.object.data.get("subjects")) {
+        Some(subjects) if pods.is_empty() => subjects.clone(),
+        _ => accounts.into_iter().map(subject).collect(),
+    };
     let name = role.object.name_any();
     let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name});
     Owned::new(Kind::RoleBinding, &name, group, server, json!({"roleRef": role, "subjects": subjects}))
