@@ -103,7 +103,7 @@ impl Cache {
     /// Every node, with what is used on it.
     pub(crate) fn node_facts(&self) -> Vec<NodeFacts> {
         let mut nodes = self.nodes.all();
-        self.pods.fill_in_requests(&mut nodes);
+        self.pods.fill_in_usage(&mut nodes);
         nodes
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Called by [`cache`](crate::cache) with what watches bring.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -13,17 +13,34 @@ use crate::quantity::milli;
 /// Amounts by resource, in thousandths.
 pub(crate) type Amounts = BTreeMap<String, i128>;
 
+/// What a pod has asked for on its node.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) amounts: Amounts,
+    pub(crate) host_ports: Vec<u16>,
+}
+
 /// The node of a pod, and what the pod has asked for there. Nothing where it has no node yet, or has given everything back.
-pub(crate) fn usage(pod: &Pod) -> Option<(&str, Amounts)> {
+pub(crate) fn usage(pod: &Pod) -> Option<(&str, Usage)> {
     let spec = pod.spec.as_ref()?;
     let node = spec.node_name.as_deref()?;
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return None;
     }
-    let mut asked = requests(spec);
-    asked.insert("pods".to_owned(), 1000);
-    Some((node, asked))
+    let mut amounts = requests(spec);
+    amounts.insert("pods".to_owned(), 1000);
+    Some((node, Usage { amounts, host_ports: host_ports(spec).collect() }))
+}
+
+/// The TCP ports of its node that a pod takes, on whatever address: backups listen on all. Init containers other than sidecars
+/// take none for the scheduler.
+pub(crate) fn host_ports(spec: &PodSpec) -> impl Iterator<Item = u16> {
+    let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten().filter(is_sidecar));
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let tcp = ports.filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
+    tcp.filter_map(|port| u16::try_from(port.host_port?).ok())
 }
 
 /// What matters of a node. What is used on it is added later.
@@ -37,6 +54,7 @@ pub(crate) fn node_facts(node: &Node) -> NodeFacts {
         .map(|ready| ready.last_transition_time.map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0));
     NodeFacts {
         requested: Amounts::new(),
+        host_ports: BTreeSet::new(),
         name,
         labels: node.metadata.labels.clone().unwrap_or_default(),
         taints: spec.taints.unwrap_or_default(),
@@ -119,5 +137,17 @@ mod tests {
              {name: i, resources: {requests: {cpu: 4}}}], containers: [{name: a, resources: {requests: {cpu: 2}}}]}",
         );
         assert_eq!(amounts["cpu"], 5000);
+    }
+
+    #[test]
+    fn host_ports_are_those_that_the_scheduler_compares() {
+        let spec: PodSpec = serde_yaml::from_str(
+            "{initContainers: [{name: s, restartPolicy: Always, ports: [{containerPort: 1, hostPort: 1}]}, \
+             {name: i, ports: [{containerPort: 2, hostPort: 2}]}], \
+             containers: [{name: a, ports: [{containerPort: 3, hostPort: 30, protocol: TCP}, {containerPort: 4}, \
+             {containerPort: 5, hostPort: 5, protocol: UDP}]}]}",
+        )
+        .expect("a pod's spec");
+        assert_eq!(host_ports(&spec).collect::<Vec<_>>(), [30, 1]);
     }
 }

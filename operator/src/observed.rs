@@ -2,7 +2,7 @@
 //!
 //! Filled by [`observe`](crate::observe), and by golden tests from YAML.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, Taint};
@@ -143,6 +143,8 @@ pub struct NodeFacts {
     pub allocatable: BTreeMap<String, Quantity>,
     /// What pods on it have asked for, in thousandths.
     pub requested: BTreeMap<String, i128>,
+    /// TCP ports of the node itself that pods on it use.
+    pub host_ports: BTreeSet<u16>,
 }
 
 /// The group's secrets, without what is secret.

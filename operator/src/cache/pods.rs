@@ -1,7 +1,7 @@
 //! Every pod of the cluster: those of groups without their bulk, of all others only what they have asked for on their node.
 //!
-//! A pod of a group takes some ten kilobytes of memory, any other some 600 bytes: its name, its node, and an amount for each
-//! resource that it has asked for.
+//! A pod of a group takes some ten kilobytes of memory, any other some 600 bytes: its name, its node, an amount for each
+//! resource that it has asked for, and the node's ports that it uses.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS};
 use tokio::sync::watch;
 
 use super::{GroupRef, group_ref};
-use crate::capacity::{Amounts, usage};
+use crate::capacity::{Amounts, Usage, usage};
 use crate::observed::NodeFacts;
 
 /// kubectl keeps a copy of the whole object in it.
@@ -40,6 +40,8 @@ struct Index {
     pods: HashMap<PodKey, Known>,
     /// What pods have asked for, by node.
     requested: HashMap<Box<str>, Amounts>,
+    /// TCP ports of nodes that pods use, by node; each as often as there are such pods.
+    host_ports: HashMap<Box<str>, Vec<u16>>,
     /// Names of pods that have a label of a group.
     groups: HashMap<GroupRef, BTreeMap<Box<str>, Arc<Pod>>>,
 }
@@ -49,6 +51,7 @@ struct Index {
 struct Known {
     node: Option<Box<str>>,
     asked: Box<[(Box<str>, i128)]>,
+    host_ports: Box<[u16]>,
     groups: Box<[GroupRef]>,
 }
 
@@ -101,11 +104,12 @@ impl Pods {
         pods.any(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_some_and(&is_one))
     }
 
-    /// Adds to nodes what pods have asked for there.
-    pub(super) fn fill_in_requests(&self, nodes: &mut [NodeFacts]) {
+    /// Adds to nodes what pods have asked for and use there.
+    pub(super) fn fill_in_usage(&self, nodes: &mut [NodeFacts]) {
         let state = self.state();
         for node in nodes {
             node.requested = state.known.requested.get(node.name.as_str()).cloned().unwrap_or_default();
+            node.host_ports = state.known.host_ports.get(node.name.as_str()).into_iter().flatten().copied().collect();
         }
     }
 }
@@ -114,14 +118,17 @@ impl Index {
     fn insert(&mut self, pod: Pod) -> HashSet<GroupRef> {
         let key = key(&pod);
         let mut touched = self.remove(&key);
-        let usage = usage(&pod);
-        let node = usage.as_ref().map(|(node, _)| (*node).into());
-        let asked = usage.into_iter().flat_map(|(_, asked)| asked);
-        let asked: Box<[_]> = asked.map(|(resource, amount)| (resource.into_boxed_str(), amount)).collect();
+        let (node, usage) = usage(&pod).unzip();
+        let node: Option<Box<str>> = node.map(Into::into);
+        let Usage { amounts, host_ports } = usage.unwrap_or_default();
+        let asked: Box<[_]> = amounts.into_iter().map(|(name, amount)| (name.into_boxed_str(), amount)).collect();
         if let Some(node) = &node {
             let sum = self.requested.entry(Box::clone(node)).or_default();
             for (resource, amount) in &asked {
                 *sum.entry(resource.to_string()).or_default() += amount;
+            }
+            if !host_ports.is_empty() {
+                self.host_ports.entry(Box::clone(node)).or_default().extend(&host_ports);
             }
         }
         let groups: Box<[GroupRef]> = groups_of(&pod);
@@ -132,12 +139,22 @@ impl Index {
             }
             touched.extend(groups.iter().cloned());
         }
-        self.pods.insert(key, Known { node, asked, groups });
+        self.pods.insert(key, Known { node, asked, host_ports: host_ports.into(), groups });
         touched
     }
 
     fn remove(&mut self, key: &PodKey) -> HashSet<GroupRef> {
-        let Some(Known { node, asked, groups }) = self.pods.remove(key) else { return HashSet::new() };
+        let Some(Known { node, asked, host_ports, groups }) = self.pods.remove(key) else { return HashSet::new() };
+        if let Some(node) = &node
+            && let Some(used) = self.host_ports.get_mut(node)
+        {
+            for port in host_ports {
+                used.iter().position(|other| *other == port).map(|at| used.swap_remove(at));
+            }
+            if used.is_empty() {
+                self.host_ports.remove(node);
+            }
+        }
         if let Some(node) = node
             && let Some(sum) = self.requested.get_mut(&node)
         {
@@ -216,7 +233,7 @@ mod tests {
 
     fn cpu(pods: &Pods, node: &str) -> Option<i128> {
         let mut nodes = [NodeFacts { name: node.to_owned(), ..NodeFacts::default() }];
-        pods.fill_in_requests(&mut nodes);
+        pods.fill_in_usage(&mut nodes);
         nodes[0].requested.get("cpu").copied()
     }
 
@@ -240,6 +257,29 @@ mod tests {
         pods.apply(Event::Delete(pod("a", "n1", None)));
         assert_eq!(cpu(&pods, "n1"), None);
         assert!(pods.state().known.requested.is_empty());
+    }
+
+    #[test]
+    fn ports_of_a_node_are_in_use_until_the_last_pod_that_has_them_is_gone() {
+        let pods = Pods::default();
+        let listening = |name: &str| {
+            let mut pod = pod(name, "n1", None);
+            pod.spec.as_mut().unwrap().containers[0].ports =
+                Some(vec![serde_json::from_value(json!({"containerPort": 7420, "hostPort": 7420})).unwrap()]);
+            pod
+        };
+        let in_use = |pods: &Pods| {
+            let mut nodes = [NodeFacts { name: "n1".to_owned(), ..NodeFacts::default() }];
+            pods.fill_in_usage(&mut nodes);
+            nodes[0].host_ports.contains(&7420)
+        };
+        pods.apply(Event::Apply(listening("a")));
+        pods.apply(Event::Apply(listening("b")));
+        pods.apply(Event::Apply(listening("b")));
+        pods.apply(Event::Delete(listening("a")));
+        assert!(in_use(&pods));
+        pods.apply(Event::Delete(listening("b")));
+        assert!(!in_use(&pods) && pods.state().known.host_ports.is_empty());
     }
 
     #[test]

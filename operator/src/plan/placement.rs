@@ -10,7 +10,7 @@ use displaydoc::Display;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration};
 use strum::EnumIter;
 
-use crate::capacity::{Amounts, requests};
+use crate::capacity::{Amounts, host_ports, requests};
 use crate::observed::NodeFacts;
 use crate::quantity::milli;
 use crate::tolerations::tolerates;
@@ -42,6 +42,8 @@ pub(crate) enum Unfit {
     Unlabelled(String, String),
     /// does not fit the required node affinity
     Affinity,
+    /// has its port {0} in use, which rdma.hostNetwork needs
+    PortInUse(u16),
     /// has no {0}
     NoDevice(String),
     /// has all {1} {0} in use
@@ -127,6 +129,9 @@ fn unfit(spec: &PodSpec, needs: &Amounts, node: &NodeFacts, occupied: &BTreeSet<
     }
     if !matches_affinity(spec, node) {
         return Some(Unfit::Affinity);
+    }
+    if let Some(port) = host_ports(spec).find(|port| node.host_ports.contains(port)) {
+        return Some(Unfit::PortInUse(port));
     }
     lacking(needs, node)
 }

@@ -1,6 +1,6 @@
 //! A group and its surroundings in a few words, for examples in YAML.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Taint};
@@ -257,6 +257,9 @@ struct Node {
     has: BTreeMap<String, String>,
     #[serde(default)]
     used: BTreeMap<String, String>,
+    /// Its own ports that pods use.
+    #[serde(default)]
+    host_ports: BTreeSet<u16>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -667,6 +670,7 @@ fn node(given: &Node) -> NodeFacts {
         not_ready_since: given.not_ready_seconds.map(|seconds| now() - SignedDuration::from_secs(seconds)),
         allocatable,
         requested: used.collect(),
+        host_ports: given.host_ports.clone(),
     }
 }
 
