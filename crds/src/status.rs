@@ -45,7 +45,7 @@ pub struct ReplicaGroupStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reader_count: Option<u32>,
     /// True while backups of an older spec or image are being replaced: the group is one of the --max-concurrent-rollouts that
-    /// the operator updates at a time, until all of its backups are current.
+    /// the operator updates at a time, unless it gets nowhere, until all of its backups are current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updating: Option<bool>,
     /// A change of primary that was asked for.

@@ -2,7 +2,8 @@
 //!
 //! Asked by [`controller`](crate::controller) for each group with outdated backups. Whether a group has begun stands in its
 //! status; this is the sum over all groups, learnt anew by each leader as it looks at every group once. A group that it has not
-//! seen yet may have begun, and counts so.
+//! seen yet may have begun, and counts so. One that gets nowhere gives its place back, lest a few of them stop all others. If what
+//! it waited for happens after all, it takes a place, even if that is one too many: then nobody else begins until there are fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,7 @@ impl Rollouts {
     /// known. Of several that wait those begin first whose names come first.
     pub(crate) fn claim(&self, key: &Key, all: impl Fn() -> Option<BTreeSet<Key>>) -> bool {
         let mut groups = self.groups();
-        if groups.get(key).is_some_and(|known| known.is_begun()) {
+        if groups.get(key).is_some_and(|known| known.takes_place()) {
             return true;
         }
         groups.insert(key.clone(), Rollout::Queued);
@@ -54,7 +55,7 @@ impl Rollouts {
         let mut groups = self.groups();
         let before = groups.insert(key.clone(), now);
         // One that was not known has kept others waiting, too.
-        if !now.is_begun() && before.is_none_or(Rollout::is_begun) {
+        if !now.takes_place() && before.is_none_or(Rollout::takes_place) {
             self.wake_next(&mut groups, all);
         }
     }
@@ -71,7 +72,7 @@ impl Rollouts {
     /// A group is gone.
     pub(crate) fn forget(&self, key: &Key, all: impl Fn() -> Option<BTreeSet<Key>>) {
         let mut groups = self.groups();
-        if groups.remove(key).is_some_and(Rollout::is_begun) {
+        if groups.remove(key).is_some_and(Rollout::takes_place) {
             self.wake_next(&mut groups, all);
         }
     }
@@ -80,7 +81,7 @@ impl Rollouts {
     pub(crate) fn counts(&self) -> (usize, usize) {
         let groups = self.groups();
         let count = |which: fn(&Rollout) -> bool| groups.values().filter(|rollout| which(rollout)).count();
-        (count(|rollout| rollout.is_begun()), count(|rollout| *rollout == Rollout::Queued))
+        (count(|rollout| rollout.takes_place()), count(|rollout| *rollout == Rollout::Queued))
     }
 
     fn wake_next(&self, groups: &mut BTreeMap<Key, Rollout>, all: impl Fn() -> Option<BTreeSet<Key>>) {
@@ -98,7 +99,7 @@ fn next(groups: &mut BTreeMap<Key, Rollout>, all: impl Fn() -> Option<BTreeSet<K
     }
     let Some(all) = all() else { return Vec::new() };
     groups.retain(|key, _| all.contains(key));
-    let begun = groups.values().filter(|rollout| rollout.is_begun()).count();
+    let begun = groups.values().filter(|rollout| rollout.takes_place()).count();
     let queued = groups.iter().filter(|(_, rollout)| **rollout == Rollout::Queued);
     let unknown = all.iter().filter(|key| !groups.contains_key(*key)).count();
     queued.map(|(key, _)| key.clone()).take(max.saturating_sub(begun + unknown)).collect()
@@ -175,6 +176,25 @@ mod tests {
         rollouts.saw(&key("b"), Rollout::Idle, all);
         assert_eq!(woken(&mut receiver), ["a"]);
         assert!(rollouts.claim(&key("a"), all));
+    }
+
+    #[test]
+    fn a_stalled_group_gives_its_place_back() {
+        let (rollouts, mut receiver) = Rollouts::new(1);
+        let all = all(&["a", "b", "c"]);
+        rollouts.saw(&key("a"), Rollout::Underway, all);
+        rollouts.saw(&key("b"), Rollout::Queued, all);
+        rollouts.saw(&key("c"), Rollout::Queued, all);
+        assert!(!rollouts.claim(&key("b"), all));
+        woken(&mut receiver);
+        rollouts.saw(&key("a"), Rollout::Stalled, all);
+        assert_eq!(woken(&mut receiver), ["b"]);
+        assert!(rollouts.claim(&key("b"), all));
+        rollouts.saw(&key("a"), Rollout::Underway, all);
+        rollouts.saw(&key("b"), Rollout::Idle, all);
+        assert!(!rollouts.claim(&key("c"), all), "it goes on, and has its place again");
+        rollouts.saw(&key("a"), Rollout::Stalled, all);
+        assert!(rollouts.claim(&key("c"), all));
     }
 
     /// What has begun under a larger limit comes to its end.

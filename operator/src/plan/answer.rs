@@ -120,6 +120,8 @@ pub(crate) enum Progressing {
     Queued(Count),
     /// {0} of an older spec or image to be replaced
     Updating(Count),
+    /// {0}. As long as that gets nowhere, other groups are updated
+    Stalled(Replacement),
     /// {0}
     Waiting(Replacement),
     /// {0}

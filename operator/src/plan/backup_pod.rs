@@ -147,6 +147,11 @@ impl BackupPod {
         }
     }
 
+    /// Its group is not being updated any more.
+    pub(crate) fn stop_update(&mut self) {
+        self.leave.take_if(|why| *why == Leave::Outdated);
+    }
+
     /// It leaves because of its node.
     pub(crate) fn leaves_node(&self) -> bool {
         matches!(self.leave, Some(Leave::Drained(_) | Leave::Cordoned(_)))

@@ -123,6 +123,8 @@ pub(crate) enum Replacement {
     AfterEndingPod(String, Leave, String),
     /// creating a successor of {0} ({1})
     CreatesSuccessor(String, Leave),
+    /// {0} leaves next ({1}): a backup that failed several times is replaced first, after a pause
+    AfterPause(String, Leave),
     /// {0} leaves first, because {1} and no other node is free
     BeforeSuccessor(String, Leave),
     /// {0} leaves, since spec.backups is {1}
@@ -145,6 +147,11 @@ pub(crate) enum Replacement {
 }
 
 impl Replacement {
+    /// Whether it begins with this plan.
+    pub(crate) fn is_next(&self) -> bool {
+        matches!(self, Replacement::CreatesSuccessor(..) | Replacement::BeforeSuccessor(..))
+    }
+
     /// Whether it waits for something that the operator cannot do.
     pub(crate) fn is_blocked(&self) -> bool {
         match self {
@@ -456,6 +463,10 @@ impl<'a> Planner<'a> {
         }
         if spares.is_empty() && !self.plan.survey.free.is_empty() && self.held == 0 {
             return Replacement::CreatesSuccessor(pod, why);
+        }
+        // Nobody leaves first for a successor that does not start anyway.
+        if self.held > 0 {
+            return Replacement::AfterPause(pod, why);
         }
         if matches!(why, Leave::Drained(_) | Leave::Cordoned(_)) && !planted::has(Bug::CordonIsDrain) {
             return Replacement::NoNode { pod, node, why, survey: self.plan.survey.clone() };

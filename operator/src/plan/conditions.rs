@@ -148,9 +148,10 @@ fn progressing(state: &GroupState<'_>, plan: &BackupPlan) -> Progressing {
         return Progressing::Paused;
     }
     if let Some(replacement) = plan.replacement.clone() {
-        return match replacement.is_blocked() {
-            true => Progressing::Waiting(replacement),
-            false => Progressing::Moving(replacement),
+        return match plan.rollout {
+            Rollout::Stalled => Progressing::Stalled(replacement),
+            _ if replacement.is_blocked() => Progressing::Waiting(replacement),
+            _ => Progressing::Moving(replacement),
         };
     }
     if !plan.creations.is_empty() {
@@ -169,7 +170,7 @@ fn progressing(state: &GroupState<'_>, plan: &BackupPlan) -> Progressing {
         _ => match (plan.rollout, Count(state.outdated().count(), "backup")) {
             (Rollout::Idle, _) => Progressing::Settled,
             (Rollout::Queued, outdated) => Progressing::Queued(outdated),
-            (Rollout::Begins | Rollout::Underway, outdated) => Progressing::Updating(outdated),
+            (Rollout::Begins | Rollout::Underway | Rollout::Stalled, outdated) => Progressing::Updating(outdated),
         },
     }
 }

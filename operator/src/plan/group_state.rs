@@ -53,6 +53,14 @@ impl<'a> GroupState<'a> {
         state
     }
 
+    /// As it would be if it were not.
+    pub(crate) fn if_not_updating(&self) -> GroupState<'a> {
+        let mut state = self.clone();
+        state.updating = false;
+        state.backups.iter_mut().for_each(BackupPod::stop_update);
+        state
+    }
+
     /// The status before.
     pub(crate) fn before(&self) -> Option<&'a ReplicaGroupStatus> {
         self.observed.group.status.as_ref()

@@ -4,10 +4,16 @@
 //! Called by [`plan`](super), around [`backups`]. That a group has begun stands in its status, which is written before the first
 //! pod is touched: so the next leader knows it. How many may have begun is for [`rollouts`](crate::rollouts) to know.
 
+use jiff::SignedDuration;
 use tailwind_crds::UpdateStrategy;
 
-use super::backups::{self, BackupPlan};
+use super::answer::{Answer, Degraded, Progressing};
+use super::backups::{self, BackupPlan, Replacement};
+use super::conditions::find;
 use super::group_state::GroupState;
+
+/// A successor should hold the log after so long: 1 TiB at 500 MB/s takes 37 minutes.
+const SUCCESSOR_PATIENCE: SignedDuration = SignedDuration::from_hours(1);
 
 /// How far the replacement of outdated backups is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,11 +27,19 @@ pub enum Rollout {
     Begins,
     /// Backups are being replaced, until all are current.
     Underway,
+    /// The same, and it gets nowhere: others need not wait for it. What is under way goes on as soon as it can; before the next
+    /// backup is replaced, the group waits for its turn again.
+    Stalled,
 }
 
 impl Rollout {
     pub(crate) fn is_begun(self) -> bool {
-        matches!(self, Rollout::Begins | Rollout::Underway)
+        matches!(self, Rollout::Begins | Rollout::Underway | Rollout::Stalled)
+    }
+
+    /// Whether it counts among those that are being updated at a time.
+    pub(crate) fn takes_place(self) -> bool {
+        self.is_begun() && self != Rollout::Stalled
     }
 }
 
@@ -37,15 +51,43 @@ pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
         return plan;
     }
     if state.updating {
-        plan.rollout = Rollout::Underway;
-        return plan;
+        let is_stalled = is_stalled(state, &plan);
+        if is_stalled || !has_stalled(state) || !plan.replacement.as_ref().is_some_and(Replacement::is_next) {
+            plan.rollout = if is_stalled { Rollout::Stalled } else { Rollout::Underway };
+            return plan;
+        }
+        plan = backups::decide(&state.if_not_updating());
     }
     // A group that could not move a backup now would keep the others waiting, perhaps for ever.
     let replacement = backups::decide(&state.if_updating()).replacement;
-    if let Some(blocked) = replacement.filter(backups::Replacement::is_blocked) {
+    if let Some(blocked) = replacement.filter(Replacement::is_blocked) {
         plan.replacement.get_or_insert(blocked);
         return plan;
     }
     plan.rollout = if state.observed.may_update { Rollout::Begins } else { Rollout::Queued };
     plan
+}
+
+/// Whether what it waits for may never come: a successor that is refused, fails again, or does not join the set. The member that
+/// leaves stays all that time.
+fn is_stalled(state: &GroupState<'_>, plan: &BackupPlan) -> bool {
+    let is_blocked = plan.replacement.as_ref().is_some_and(Replacement::is_blocked);
+    let is_refused = said(state, Degraded::CONDITION) == Some("ApiRefused");
+    let fails = plan.retry_at.is_some() || plan.creations.iter().any(|successor| successor.attempt > 0);
+    let is_late = |created| state.observed.now.duration_since(created) > SUCCESSOR_PATIENCE;
+    let mut successors = state.alive().filter(|backup| !backup.member);
+    is_blocked
+        || is_refused && !plan.creations.is_empty()
+        || fails
+        || successors.any(|successor| successor.attempt > 0 || is_late(successor.created))
+}
+
+/// Whether it had given its place back when its status was written.
+fn has_stalled(state: &GroupState<'_>) -> bool {
+    said(state, Progressing::CONDITION) == Some("Stalled")
+}
+
+/// The reason of a condition, as it was before.
+fn said<'a>(state: &GroupState<'a>, condition: &str) -> Option<&'a str> {
+    Some(find(state.before()?, condition)?.reason.as_str())
 }
