@@ -12,7 +12,7 @@ use tailwind_protocol::ids::GroupName;
 use tailwind_runtime::http::Authentication;
 use tokio::task::JoinHandle;
 
-use crate::tls::{PeerRole, Tls, TlsOptions};
+use crate::tls::{CertificateState, PeerRole, Tls, TlsOptions};
 
 pub use token::{Token, TokenOptions};
 
@@ -51,9 +51,9 @@ impl Access {
         }
     }
 
-    /// Whether the certificate files cannot be used now; `None` if there are none.
-    pub fn reload_fails(&self) -> Option<bool> {
-        self.tls().map(Tls::reload_fails)
+    /// What metrics say of the certificate; `None` if there is none.
+    pub fn certificate(&self) -> Option<CertificateState> {
+        self.tls().map(Tls::state)
     }
 
     /// What an endpoint demands of its callers: to be a sidecar or a reader of this group, or to know its token, which says

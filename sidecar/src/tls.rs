@@ -115,6 +115,8 @@ struct Material {
     /// What it was made from.
     files: Files,
     identity: Identity,
+    /// In seconds since 1970.
+    expires: Option<u64>,
     /// For connections of [`CALLERS`].
     server: Arc<ServerConfig>,
     /// By the role that the server must have.
@@ -195,9 +197,9 @@ impl Tls {
         Ok(true)
     }
 
-    /// Whether the files cannot be used now, and what was loaded before stays in use.
-    pub fn reload_fails(&self) -> bool {
-        self.is_reload_failing.load(Ordering::Relaxed)
+    /// What metrics say of the certificate in use.
+    pub fn state(&self) -> CertificateState {
+        CertificateState { reload_fails: self.is_reload_failing.load(Ordering::Relaxed), expires: self.now().expires }
     }
 
     fn now(&self) -> Arc<Material> {
@@ -205,12 +207,24 @@ impl Tls {
     }
 }
 
-/// The metric on reloads, the same for sidecars and backups; left out without TLS.
-pub fn measure(reload_fails: Option<bool>, now: &mut Snapshot) {
-    if let Some(fails) = reload_fails {
-        let help =
-            "1 while the certificate files cannot be used, so that the earlier ones stay in use; absent without TLS.";
-        now.gauge("tailwind_certificate_reload_failing", help, fails.into());
+/// What metrics say of a process's certificate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CertificateState {
+    /// The files cannot be used now, and what was loaded before stays in use.
+    pub reload_fails: bool,
+    /// When the one in use expires, in seconds since 1970.
+    pub expires: Option<u64>,
+}
+
+/// The metrics on the certificate, the same for sidecars and backups; left out without TLS.
+pub fn measure(certificate: Option<CertificateState>, now: &mut Snapshot) {
+    let Some(CertificateState { reload_fails, expires }) = certificate else { return };
+    let help =
+        "1 while the certificate files cannot be used, so that the earlier ones stay in use; absent without TLS.";
+    now.gauge("tailwind_certificate_reload_failing", help, reload_fails.into());
+    if let Some(expires) = expires {
+        let help = "When the certificate that this process uses expires; absent without TLS.";
+        now.gauge("tailwind_certificate_expiry_timestamp_seconds", help, expires);
     }
 }
 
@@ -234,6 +248,7 @@ impl Material {
             |roles: &[PeerRole]| Verifier::new(&roots, group, roles).map_err(|error| of_cert(error.to_string()));
         let ours = verifier(&[*role])?;
         let identity = ours.check_own(&chain).map_err(of_cert)?;
+        let expires = chain.first().and_then(|own| ours.expiry(own));
 
         let provider = verifier::provider();
         let versions = [&rustls::version::TLS13];
@@ -262,7 +277,7 @@ impl Material {
         };
         // In the order of their discriminants.
         let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?, client(PeerRole::Reader)?];
-        Ok(Material { files, identity, server: server()?, clients })
+        Ok(Material { files, identity, expires, server: server()?, clients })
     }
 }
 

@@ -330,8 +330,8 @@ async fn status(State(service): State<Service>) -> Response {
 async fn metrics(State(service): State<Service>) -> Response {
     let Some((report, quarantine)) = service.look().await else { return unwell() };
     let (scrubbed, pulled) = (service.scrub.so_far(), service.puller.so_far());
-    let reload_fails = service.access.reload_fails();
-    status::metrics(&service.about, &report, &scrubbed, &pulled, quarantine.as_deref(), reload_fails).into_response()
+    let certificate = service.access.certificate();
+    status::metrics(&service.about, &report, &scrubbed, &pulled, quarantine.as_deref(), certificate).into_response()
 }
 
 async fn report(State(service): State<Service>) -> Response {

@@ -13,7 +13,7 @@ use tailwind_report::report::{BackupReport, FolderUse, Report};
 use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::watch;
 
-use crate::tls;
+use crate::tls::{self, CertificateState};
 
 use super::actor::ActorStatus;
 use super::flush_bound::{BoundedBy, FlushBound};
@@ -96,7 +96,7 @@ pub(super) fn metrics(
     scrub: &Scrubbed,
     pulled: &Pulled,
     quarantine: Option<&Quarantined>,
-    reload_fails: Option<bool>,
+    certificate: Option<CertificateState>,
 ) -> Snapshot {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
@@ -106,7 +106,7 @@ pub(super) fn metrics(
         "The label boot changes when the backup has lost its memory.",
         [("boot", boot.to_string()), ("fabric", fabric.clone())],
     );
-    tls::measure(reload_fails, &mut now);
+    tls::measure(certificate, &mut now);
     now.gauge(
         "tailwind_backup_promised_epoch",
         "Promised epoch: no older epoch can change anything here.",
@@ -208,5 +208,6 @@ pub fn example() -> anyhow::Result<Snapshot> {
         no_room: None,
     };
     let quarantine = Quarantined::default();
-    Ok(metrics(&about, &status, &Scrubbed::default(), &Pulled::default(), Some(&quarantine), Some(false)))
+    let certificate = CertificateState { reload_fails: false, expires: Some(0) };
+    Ok(metrics(&about, &status, &Scrubbed::default(), &Pulled::default(), Some(&quarantine), Some(certificate)))
 }

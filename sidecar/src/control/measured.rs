@@ -13,6 +13,7 @@ use super::times::PromotionTimes;
 use super::waits::Waits;
 use super::{Context, status};
 use crate::path::Counters;
+use crate::tls::CertificateState;
 
 /// Named as in the [`Context`].
 pub(super) struct Measured<'a> {
@@ -23,8 +24,8 @@ pub(super) struct Measured<'a> {
     pub(super) follows: &'a Follows,
     pub(super) waits: &'a Waits,
     pub(super) times: &'a PromotionTimes,
-    /// Whether the certificate files cannot be used now; `None` without TLS.
-    pub(super) reload_fails: Option<bool>,
+    /// `None` without TLS.
+    pub(super) certificate: Option<CertificateState>,
 }
 
 impl Measured<'_> {
@@ -37,7 +38,7 @@ impl Measured<'_> {
             follows: &context.follows,
             waits: &context.waits,
             times: &context.times,
-            reload_fails: context.access.reload_fails(),
+            certificate: context.access.certificate(),
         }
     }
 }
@@ -58,7 +59,7 @@ pub fn example() -> anyhow::Result<Snapshot> {
         follows: &follows,
         waits: &Waits::default(),
         times: &PromotionTimes::default(),
-        reload_fails: Some(false),
+        certificate: Some(CertificateState { reload_fails: false, expires: Some(0) }),
     };
     Ok(status::snapshot(&measured, None))
 }

@@ -310,6 +310,6 @@ pub(super) fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Sna
     now.gauge("tailwind_rings", "Clients that append through shared memory.", count(&shared.rings));
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
-    tls::measure(context.reload_fails, &mut now);
+    tls::measure(context.certificate, &mut now);
     now
 }

@@ -182,7 +182,7 @@ async fn a_failing_reload_is_a_metric() {
     let renewal = tokio::spawn(backup.clone().keep_fresh());
     let shows = |value: u64| {
         let mut snapshot = Snapshot::new([]);
-        measure(Some(backup.reload_fails()), &mut snapshot);
+        measure(Some(backup.state()), &mut snapshot);
         snapshot.text().contains(&format!("\ntailwind_certificate_reload_failing {value}\n"))
     };
     let whole = std::fs::read(&files.cert).unwrap();
@@ -192,6 +192,23 @@ async fn a_failing_reload_is_a_metric() {
         assert!(shows(failing), "{failing}");
     }
     renewal.abort();
+}
+
+#[test]
+fn the_end_of_the_certificate_in_use_is_a_metric() {
+    let authority = Authority::new();
+    let (files, next) = (authority.issue_until(BACKUP, 2100), authority.issue_until(BACKUP, 2200));
+    let backup = load(&files, "db", PeerRole::Backup).unwrap();
+    let shows = |seconds: u64| {
+        let mut snapshot = Snapshot::new([]);
+        measure(Some(backup.state()), &mut snapshot);
+        snapshot.text().contains(&format!("\ntailwind_certificate_expiry_timestamp_seconds {seconds}\n"))
+    };
+    assert!(shows(4_102_444_800), "2100-01-01");
+    std::fs::copy(&next.cert, &files.cert).unwrap();
+    assert!(backup.reload().is_err() && shows(4_102_444_800), "its key is missing, and the former is in use");
+    std::fs::copy(&next.key, &files.key).unwrap();
+    assert!(backup.reload().unwrap() && shows(7_258_118_400), "2200-01-01");
 }
 
 /// A certificate is renewed, and its CA with it, while the processes live.

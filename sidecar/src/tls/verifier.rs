@@ -4,6 +4,7 @@
 //! [`identity`](super::identity) for the name. Host names are not looked at.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -58,6 +59,17 @@ impl Verifier {
         self.check_server_chain(own, rest, now).map_err(explain)?;
         self.clients.verify_client_cert(own, rest, now).map_err(explain)?;
         Ok(identity)
+    }
+
+    /// When this certificate expires, in seconds since 1970: who asks whether it is valid at the end of all time is told.
+    pub(super) fn expiry(&self, certificate: &CertificateDer<'_>) -> Option<u64> {
+        let end = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+        match self.check_server_chain(certificate, &[], end) {
+            Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+                Some(not_after.as_secs())
+            }
+            _ => None,
+        }
     }
 
     fn check_server_chain(

@@ -58,6 +58,11 @@ impl Authority {
         })
     }
 
+    /// A certificate that expires as this year begins.
+    pub(crate) fn issue_until(&self, uri: &str, year: i32) -> Files {
+        self.issue_with(uri, |params| params.not_after = date_time_ymd(year, 1, 1))
+    }
+
     fn issue_with(&self, uri: &str, change: impl FnOnce(&mut CertificateParams)) -> Files {
         let mut params = CertificateParams::default();
         params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
