@@ -244,6 +244,7 @@ impl<'c> OperatedGroup<'c> {
         let template = json!({
             "metadata": {"labels": labels},
             "spec": {
+                "automountServiceAccountToken": false,
                 "terminationGracePeriodSeconds": 5,
                 "affinity": {
                     "nodeAffinity": not_kept(),

@@ -135,9 +135,19 @@ pub fn inject(
     pod
 }
 
-/// What the person who makes the pod should know.
-pub fn warnings(pod: &Value, group: &ReplicaGroup) -> Vec<String> {
+/// What the person who makes the pod should know. API servers may cut a warning off after 256 characters, so advice comes first.
+pub fn warnings(pod: &Value, group: &ReplicaGroup, kind: SidecarKind) -> Vec<String> {
     let mut warnings = Vec::new();
+    let with_token = with_token(pod);
+    // A reader's token only reads the group.
+    if kind == SidecarKind::App && !with_token.is_empty() {
+        warnings.push(format!(
+            "set automountServiceAccountToken: false in this pod unless its app needs the Kubernetes API: with the token that is \
+             mounted, the status of ReplicaGroup {} can be changed by container {}",
+            group.name_any(),
+            with_token.join(", ")
+        ));
+    }
     let wants_host = group.spec.rdma.as_ref().is_some_and(|rdma| rdma.host_network);
     if wants_host && pod["spec"]["hostNetwork"] != json!(true) {
         let group = group.name_any();
@@ -146,6 +156,26 @@ pub fn warnings(pod: &Value, group: &ReplicaGroup) -> Vec<String> {
         ));
     }
     warnings
+}
+
+/// Containers beside the sidecar that find a token of the pod's service account, to which the sidecar's rights are bound. API
+/// servers mount it before they ask a webhook (admission plugin `ServiceAccount`), so what is not mounted here never will be.
+fn with_token(pod: &Value) -> Vec<&str> {
+    let spec = &pod["spec"];
+    let all = |list: &'static str| spec[list].as_array().into_iter().flatten();
+    // One with an audience is for somebody else than the API server, which does not accept it.
+    let is_token = |source: &Value| {
+        let token = &source["serviceAccountToken"];
+        token.is_object() && token["audience"].as_str().unwrap_or_default().is_empty()
+    };
+    let has_token = |volume: &&Value| volume["projected"]["sources"].as_array().into_iter().flatten().any(is_token);
+    let tokens: Vec<&Value> = all("volumes").filter(has_token).map(|volume| &volume["name"]).collect();
+    let finds_token = |container: &&Value| {
+        let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+        container["name"] != SIDECAR_CONTAINER && mounts.into_iter().any(|mount| tokens.contains(&&mount["name"]))
+    };
+    let containers = all("initContainers").chain(all("containers")).filter(finds_token);
+    containers.filter_map(|container| container["name"].as_str()).collect()
 }
 
 fn sidecar(pod: &Value, group: &ReplicaGroup, kind: SidecarKind, settings: &Settings, native: bool) -> Value {
@@ -246,6 +276,62 @@ mod tests {
         assert!(refused.contains("group: orders") && refused.contains("reads: stock"), "{refused}");
         for labels in [json!({LABEL_GROUP: "orders"}), json!({LABEL_READS: "orders"}), both] {
             assert_eq!(wanted(&pod(labels.clone(), "false")), Ok(None), "{labels}, and a sidecar of its own");
+        }
+    }
+
+    fn group() -> ReplicaGroup {
+        serde_yaml::from_str(
+            "{apiVersion: replication.tailwind.dev/v1alpha1, kind: ReplicaGroup, metadata: {name: orders, namespace: shop}, spec: {}}",
+        )
+        .unwrap()
+    }
+
+    /// A pod as API servers show it to webhooks, where this is the source of the volume that its app's container mounts.
+    fn with_volume(source: &Value) -> Value {
+        let mounts = json!([{"name": "a", "mountPath": TOKEN_FOLDER}]);
+        json!({
+            "metadata": {"name": "app-0"},
+            "spec": {
+                "initContainers": [{"name": "prepare"}],
+                "containers": [{"name": "app", "volumeMounts": mounts}, {"name": "exporter"}],
+                "volumes": [{"name": "a", "projected": {"sources": [source, {"configMap": {"name": "kube-root-ca.crt"}}]}}],
+            },
+        })
+    }
+
+    #[test]
+    fn apps_with_the_token_are_warned_about() {
+        let group = group();
+        let warned = |pod: &Value, kind| warnings(pod, &group, kind).join("; ");
+        let mounted = with_volume(&json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}));
+        let warning = warned(&mounted, SidecarKind::App);
+        assert!(warning.starts_with("set automountServiceAccountToken: false"), "{warning}");
+        assert!(warning.ends_with("ReplicaGroup orders can be changed by container app"), "{warning}");
+        assert!(warning.len() < 256, "{warning}");
+        assert_eq!(warned(&mounted, SidecarKind::Reader), "", "its account may only read the group");
+        // The sidecar's own token, for which no app is to blame.
+        let unmounted = with_volume(&json!({"secret": {"name": "a"}}));
+        let injected = inject(&unmounted, &group, SidecarKind::App, &Settings::default(), ServerVersion::TARGET);
+        assert!(injected.to_string().contains("serviceAccountToken"), "{injected}");
+        assert_eq!(warned(&injected, SidecarKind::App), "");
+        let elsewhere = with_volume(&json!({"serviceAccountToken": {"path": "token", "audience": "vault"}}));
+        assert_eq!(warned(&elsewhere, SidecarKind::App), "", "a token that the API server does not accept");
+    }
+
+    #[test]
+    fn the_sidecar_alone_is_given_a_token() {
+        let group = group();
+        let pod =
+            json!({"metadata": {}, "spec": {"initContainers": [{"name": "prepare"}], "containers": [{"name": "app"}]}});
+        for server in [ServerVersion::TARGET, "1.28".parse().unwrap()] {
+            for kind in [SidecarKind::App, SidecarKind::Reader] {
+                let pod = inject(&pod, &group, kind, &Settings::default(), server);
+                assert!(pod["spec"]["automountServiceAccountToken"].is_null(), "the app may need its own: {pod}");
+                let lists = ["initContainers", "containers"].into_iter().flat_map(|list| pod["spec"][list].as_array());
+                let with = lists.flatten().filter(|container| container.to_string().contains("tailwind-token"));
+                let with: Vec<&Value> = with.map(|container| &container["name"]).collect();
+                assert_eq!(with, [SIDECAR_CONTAINER], "{server} {kind:?}");
+            }
         }
     }
 }

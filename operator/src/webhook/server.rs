@@ -156,7 +156,7 @@ impl Webhook {
         let patch = json!(json_patch::diff(pod, &injected));
         let name = ["name", "generateName"].iter().find_map(|key| pod["metadata"][key].as_str()).unwrap_or_default();
         info!(%namespace, group = group.name_any(), ?kind, pod = name, "sidecar injected");
-        Ok(Admitted::Patched { patch, warnings: inject::warnings(pod, &group) })
+        Ok(Admitted::Patched { patch, warnings: inject::warnings(pod, &group, kind) })
     }
 }
 
