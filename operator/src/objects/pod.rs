@@ -7,6 +7,7 @@ use k8s_openapi::DeepMerge;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use tailwind_crds::memory::beside_buffers;
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
     PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret, flush_claim,
@@ -20,8 +21,6 @@ use crate::platform::Platform;
 use crate::quantity;
 use crate::tolerations::tolerates;
 
-/// Memory of a backup beside its buffers: the program, and four segments that may be sent at a time (`FETCHES_MAX`).
-const PROGRAM_BYTES: u64 = 96 << 20;
 /// Beside the buffers the pool has a table of them, and the file that names its owner. One buffer more is added, for the
 /// moment in which one is replaced.
 const POOL_SLACK_BYTES: u64 = 8 << 20;
@@ -200,7 +199,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
     let pool = pool_bytes(spec);
     let in_memory = if hugepages(spec).is_some() { 0 } else { pool };
     let given = spec.backup_resources.as_ref();
-    let mut resources = container::resources(spec, given, PROGRAM_BYTES + 4 * segment, in_memory);
+    let mut resources = container::resources(spec, given, beside_buffers(segment), in_memory);
     if let Some((resource, _)) = hugepages(spec) {
         for side in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
             side.insert(resource.to_owned(), quantity::bytes(pool));

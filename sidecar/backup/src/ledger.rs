@@ -51,6 +51,8 @@ const SPARE: u64 = 256;
 /// Written anew when there are so many entries for each that counts, and so many more.
 const REWRITE_FACTOR: u64 = 4;
 const REWRITE_MIN: u64 = 4096;
+/// Bytes of the file in memory at a time, when all of it is read or written: it may have 67 MB.
+const PIECE: usize = 512 * ENTRY_SIZE;
 /// A change of more entries than this is written with the whole file, if there is room: one sync instead of many.
 const BATCH_MAX: usize = 16;
 
@@ -304,12 +306,10 @@ impl Ledger {
         let sequence = entries.count();
         let next = 1 + kept.len() as u64;
         let room = next + GROWTH;
-        let mut bytes = header().to_vec();
-        for (nth, (identity, kept)) in (0..).zip(kept.values()) {
-            let entry = to_entry(kept.letter(), sequence + nth, notes.sequence(), identity, &kept.closure());
-            bytes.extend_from_slice(&entry);
-        }
-        let file = Ledger::fill(folder, room, &bytes).map_err(|error| {
+        let all = (sequence..).zip(kept.values()).map(|(sequence, (identity, kept))| {
+            to_entry(kept.letter(), sequence, notes.sequence(), identity, &kept.closure())
+        });
+        let file = Ledger::fill(folder, room, [header()].into_iter().chain(all)).map_err(|error| {
             // Half of it would hold the space that others need.
             let _ = folder.remove(TEMPORARY);
             if is_full(&error) { CreateError::Full(error) } else { CreateError::Io(error) }
@@ -320,13 +320,26 @@ impl Ledger {
         Ok(Ledger { file, kept: BTreeMap::new(), next, entries, notes, room, damaged: false, cramped: false })
     }
 
-    fn fill(folder: &dyn Folder, room: u64, bytes: &[u8]) -> io::Result<Box<dyn File>> {
+    fn fill(
+        folder: &dyn Folder,
+        room: u64,
+        mut entries: impl Iterator<Item = [u8; ENTRY_SIZE]>,
+    ) -> io::Result<Box<dyn File>> {
         let file = folder.create(TEMPORARY)?;
         match file.allocate(room * ENTRY_SIZE as u64) {
             Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
             _ => {}
         }
-        file.write_all_at(0, bytes)?;
+        let (mut at, mut piece) = (0, Vec::with_capacity(PIECE));
+        loop {
+            piece.clear();
+            piece.extend(entries.by_ref().take(PIECE / ENTRY_SIZE).flatten());
+            if piece.is_empty() {
+                break;
+            }
+            file.write_all_at(at, &piece)?;
+            at += piece.len() as u64;
+        }
         file.sync()?;
         Ok(file)
     }
@@ -338,10 +351,10 @@ impl Ledger {
         notes: Newest,
         contents: &mut LedgerContents,
     ) -> io::Result<Option<Ledger>> {
-        let length = usize::try_from(file.length()?).unwrap_or(usize::MAX);
-        let mut bytes = vec![0; length];
-        file.read_exact_at(0, &mut bytes)?;
-        if bytes.get(..ENTRY_SIZE) != Some(header().as_slice()) {
+        let length = file.length()?;
+        let mut piece = vec![0; PIECE.min(usize::try_from(length).unwrap_or(PIECE))];
+        file.read_exact_at(0, &mut piece)?;
+        if piece.get(..ENTRY_SIZE) != Some(header().as_slice()) {
             return Ok(None);
         }
         let (noted, kept) = (entries.count(), BTreeMap::new());
@@ -349,8 +362,14 @@ impl Ledger {
         // An unsound entry counts as rotten once there is another one behind it.
         let (mut rotten, mut unsound) = (0, 0);
         let (mut expected, mut count) = (None, 0);
-        for (nth, entry) in bytes.chunks_exact(ENTRY_SIZE).enumerate().skip(1) {
-            let Sound { sequence, notes, identity, kept } = match from_entry(entry) {
+        for nth in 1..length / ENTRY_SIZE as u64 {
+            let at = nth * ENTRY_SIZE as u64;
+            let place = (at % PIECE as u64) as usize;
+            if place == 0 {
+                piece.truncate(usize::try_from(length - at).unwrap_or(PIECE));
+                ledger.file.read_exact_at(at, &mut piece)?;
+            }
+            let Sound { sequence, notes, identity, kept } = match from_entry(&piece[place..place + ENTRY_SIZE]) {
                 LedgerEntry::Unwritten => continue,
                 LedgerEntry::Rotten => {
                     unsound += 1;
@@ -370,7 +389,7 @@ impl Ledger {
             rotten += std::mem::take(&mut unsound);
             rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
             expected = Some(sequence + 1);
-            (ledger.next, count) = (nth as u64 + 1, sequence + 1);
+            (ledger.next, count) = (nth + 1, sequence + 1);
         }
         // One write at a time can have failed, and none that was noted.
         let lost = noted.saturating_sub(count);
@@ -381,12 +400,14 @@ impl Ledger {
         }
         // The process before may have died of a sync that failed: then the last sector is here and perhaps not on disk, and no
         // later sync would bring it there (`fsync(2)`).
-        let sector = SECTOR_ENTRIES as usize * ENTRY_SIZE;
-        let from = (ledger.next - 1) as usize / SECTOR_ENTRIES as usize * sector;
-        ledger.file.write_all_at(from as u64, &bytes[from..length.min(from + sector)])?;
+        let size = SECTOR_ENTRIES * ENTRY_SIZE as u64;
+        let from = (ledger.next - 1) / SECTOR_ENTRIES * size;
+        let mut sector = vec![0; size.min(length - from) as usize];
+        ledger.file.read_exact_at(from, &mut sector)?;
+        ledger.file.write_all_at(from, &sector)?;
         ledger.file.sync()?;
         ledger.entries.set(count + lost);
-        ledger.room = (length / ENTRY_SIZE) as u64;
+        ledger.room = length / ENTRY_SIZE as u64;
         for (identity, kept) in ledger.kept.values() {
             match kept {
                 Kept::Owed(closure) => contents.owed.push((*identity, *closure)),
