@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::OnCordon;
@@ -15,7 +15,7 @@ use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP, flush_claim,
 };
 
-use super::placement::is_about_to_go;
+use super::placement::{Refusal, is_about_to_go};
 use crate::objects::claim::MemberClaim;
 use crate::observed::{NodeFacts, Observed, condition, has_ended, is_true};
 
@@ -36,6 +36,9 @@ const PROVEN: SignedDuration = SignedDuration::from_mins(10);
 const LAST_OUTPUT_CHARS_MAX: usize = 400;
 /// A pod that no node took for so long will hardly be taken by one.
 const UNPLACED_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
+/// The same of a pod for which the scheduler has found no node: it tries again when a pod ends or a volume has been made, which takes
+/// some seconds.
+const UNSCHEDULABLE_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackupPod {
@@ -45,6 +48,8 @@ pub(crate) struct BackupPod {
     /// `host:port` of its control RPC.
     pub(crate) control: Option<String>,
     pub(crate) health: Health,
+    /// Why it has no node, in the scheduler's words.
+    pub(crate) unschedulable: Option<String>,
     /// In the set.
     pub(crate) member: bool,
     /// Its containers are ready.
@@ -140,6 +145,12 @@ impl BackupPod {
         self.health == Health::Unplaced && self.claim.as_ref().is_some_and(|claim| claim.is_older_than(self.created))
     }
 
+    /// What the scheduler says, if it has found no node.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        let words = self.unschedulable.as_ref()?.trim_end_matches('.').to_owned();
+        Some(Refusal { pod: self.name.clone(), words })
+    }
+
     /// Its group is being updated.
     pub(crate) fn update(&mut self) {
         if self.outdated && self.leave.is_none() {
@@ -183,6 +194,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     BackupPod {
         uid: pod.uid().unwrap_or_default(),
         health: health(pod, observed.now, member, node_name.as_deref(), node, nodes.is_empty()),
+        unschedulable: unschedulable(pod).map(|condition| condition.message.clone().unwrap_or_default()),
         node: node_name,
         control: ip.map(|ip| SocketAddr::new(ip, PORT_BACKUP).to_string()),
         member,
@@ -235,7 +247,13 @@ fn health(
         return ended(pod, created);
     }
     let Some(node_name) = node_name else {
-        return if now.duration_since(created) > UNPLACED_PATIENCE { Health::Unplaced } else { Health::Alive };
+        // Where the scheduler has chosen a node and waits for others to leave it, the pod has no node either.
+        let is_nominated = status.is_some_and(|status| status.nominated_node_name.is_some());
+        let refused = unschedulable(pod).filter(|_| !is_nominated);
+        let refused = refused.map(|condition| condition.last_transition_time.as_ref().map_or(created, |time| time.0));
+        let is_refused = refused.is_some_and(|since| now.duration_since(since) > UNSCHEDULABLE_PATIENCE);
+        let is_unplaced = is_refused || now.duration_since(created) > UNPLACED_PATIENCE;
+        return if is_unplaced { Health::Unplaced } else { Health::Alive };
     };
     let failed = |failure, since| Health::Failed { failure, since };
     let Some(node) = node else {
@@ -271,6 +289,13 @@ fn health(
         Some(since) => failed(PodFailure::NeverReady, since),
         None => Health::Alive,
     }
+}
+
+/// What the scheduler says of a pod that it has found no node for.
+fn unschedulable(pod: &Pod) -> Option<&PodCondition> {
+    let has_node = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let said = condition(pod, "PodScheduled").filter(|said| said.status == "False" && !has_node);
+    said.filter(|said| said.reason.as_deref() == Some("Unschedulable"))
 }
 
 fn ended(pod: &Pod, created: Timestamp) -> Health {

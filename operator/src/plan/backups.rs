@@ -219,7 +219,15 @@ impl<'a> Planner<'a> {
         let occupied: BTreeSet<&str> =
             state.backups.iter().filter(takes_room).filter_map(|backup| backup.node.as_deref()).collect();
         let sample = backup(&observed.group, &observed.settings, &Creation::default());
-        let survey = survey(&sample, &observed.nodes, &occupied);
+        let mut survey = survey(&sample, &observed.nodes, &occupied);
+        let refused = |backup: &&BackupPod| backup.unschedulable.is_some();
+        survey.refusal = state.alive().find(refused).and_then(BackupPod::refusal);
+        // One of an older template may have asked for something else, and one that came back to its disk can go nowhere else.
+        let is_like_another = |backup: &BackupPod| !backup.outdated && !backup.is_stuck();
+        let unplaced = |backup: &BackupPod| backup.health == Health::Unplaced && is_like_another(backup);
+        if state.alive().filter(refused).any(unplaced) {
+            survey.overrule();
+        }
         Planner {
             state,
             observed,
@@ -592,6 +600,8 @@ impl<'a> Planner<'a> {
         // Those that have a node, or find one: of more pods than nodes, some may be left without.
         let placeable = (self.alive.len() + self.plan.creations.len()).saturating_sub(unplaced.saturating_sub(free));
         let is_led = self.has_primary && !self.observed.group.spec.fenced;
+        // A pod too many that finds no node leaves the others as they are.
+        let too_many = (self.alive.len() + self.plan.creations.len()).saturating_sub(self.wanted);
         // The drain of a cordoned node would wait for the operator without end.
         let stays = self.observed.group.spec.node_maintenance.on_cordon == OnCordon::Stay;
         let stays = stays && self.alive.iter().any(|backup| backup.node_closed && !backup.leaves_node());
@@ -600,7 +610,7 @@ impl<'a> Planner<'a> {
             () if stays => Exit::BeforeSuccessor,
             () if self.held > 0 => Exit::Alone,
             () if is_led && (placeable > self.wanted || free > unplaced) => Exit::AfterSuccessor,
-            () if unplaced > free => Exit::Alone,
+            () if unplaced.saturating_sub(too_many) > free => Exit::Alone,
             () => Exit::BeforeSuccessor,
         }
     }

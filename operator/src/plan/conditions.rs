@@ -286,7 +286,8 @@ fn placeable(plan: &BackupPlan) -> Placeable {
     let (unplaced, free) = (Count(plan.unplaced, "backup"), plan.survey.free.len());
     match plan.unplaced {
         0 => Placeable::Placed,
-        n if n <= free => Placeable::NodesFree(unplaced, Count(free, "node")),
+        n if n <= free && plan.survey.refusal.is_none() => Placeable::NodesFree(unplaced, Count(free, "node")),
+        n if n <= free => Placeable::NoNodeFits(unplaced, plan.survey.clone()),
         _ if plan.survey.lacks_device() => Placeable::NoFreeDevice(unplaced, plan.survey.clone()),
         _ => Placeable::NoNodeFits(unplaced, plan.survey.clone()),
     }

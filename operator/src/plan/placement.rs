@@ -1,4 +1,5 @@
-//! Which nodes could take another backup, and why the others cannot: what the scheduler will find, said beforehand.
+//! Which nodes could take another backup, and why the others cannot: what the scheduler will find, guessed beforehand. It knows
+//! more than this survey does, such as zones of volumes and other pods' affinity: once it has refused a pod, its word counts.
 //!
 //! Called by [`backups`](super::backups), which moves a backup only where there is a node for it, and by
 //! [`conditions`](super::conditions) for `Placeable`.
@@ -25,6 +26,15 @@ pub(crate) struct Survey {
     pub(crate) free: Vec<String>,
     /// The others, and why they cannot.
     pub(crate) unfit: Vec<(String, Unfit)>,
+    /// What the scheduler says of a pod that it has found no node for.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// The scheduler has no node for {pod}: {words}
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
+pub(crate) struct Refusal {
+    pub(crate) pod: String,
+    pub(crate) words: String,
 }
 
 /// Why a node cannot take a backup.
@@ -32,6 +42,8 @@ pub(crate) struct Survey {
 pub(crate) enum Unfit {
     /// has a backup of this group already
     HasBackup,
+    /// is not taken by the scheduler
+    Refused,
     /// is not ready
     NotReady,
     /// is cordoned
@@ -69,6 +81,11 @@ pub(crate) fn survey(pod: &Pod, nodes: &[NodeFacts], occupied: &BTreeSet<&str>) 
 }
 
 impl Survey {
+    /// The scheduler has refused a pod like the one that was looked for, and not only for a moment: no node is free.
+    pub(crate) fn overrule(&mut self) {
+        self.unfit.extend(self.free.drain(..).map(|node| (node, Unfit::Refused)));
+    }
+
     /// Whether a device is what some node lacks.
     pub(crate) fn lacks_device(&self) -> bool {
         let is_device =
@@ -80,6 +97,14 @@ impl Survey {
 /// One clause for each node, so that a person sees what to change.
 impl fmt::Display for Survey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(refusal) = &self.refusal {
+            write!(f, "{refusal}")?;
+            // What this survey takes for free is not.
+            if !self.free.is_empty() {
+                return Ok(());
+            }
+            f.write_str(". ")?;
+        }
         let all = self.unfit.len() + self.free.len();
         if all == 0 {
             return f.write_str("the cluster has no nodes");

@@ -129,6 +129,10 @@ struct Backup {
     attempt: Option<u32>,
     /// Its container waits, with a reason.
     waiting: Option<String>,
+    /// Why the scheduler has found no node for it, since it was made.
+    unschedulable: Option<String>,
+    /// A node that the scheduler has chosen, and others are still to leave.
+    nominated: Option<String>,
     shape: Option<String>,
     /// The last lines of its container before it ended.
     words: Option<String>,
@@ -575,6 +579,15 @@ impl Example {
                 {"type": GATE_CAUGHT_UP, "status": truth(member)},
             ],
         });
+        if let Some(why) = &given.unschedulable {
+            let since = &pod["metadata"]["creationTimestamp"];
+            let said = json!({
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why,
+                "lastTransitionTime": since,
+            });
+            pod["status"]["conditions"].as_array_mut().unwrap().push(said);
+            pod["status"]["nominatedNodeName"] = json!(given.nominated);
+        }
         let last = given.words.as_ref().map(|words| json!({"terminated": {"exitCode": 1, "message": words}}));
         if given.is != Is::Pending && given.is != Is::Failed {
             pod["status"]["podIP"] = json!(given.ip.clone().unwrap_or_else(|| ip(&name)));
