@@ -1,9 +1,10 @@
 //! Groups in a real Kubernetes cluster: what tests rely on there, groups without an operator that lose containers and nodes,
-//! and [`operated`] groups, whose disks fill up ([`evictions`]) and whose operator is newer than they are ([`skew`]).
+//! and [`operated`] groups, whose disks fill up ([`evictions`]) or outlive them ([`claims`]) and whose operator is newer than they are ([`skew`]).
 //!
 //! Behind the feature `cluster`, since it takes a cluster: `scripts/cluster.sh [NAME]` starts one and runs them.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod claims;
 mod evictions;
 mod idle;
 mod operated;
