@@ -89,6 +89,8 @@ pub fn backup_secret(group: &str) -> String {
 
 /// Ends the name of a claim, which begins with that of its member.
 pub const CLAIM_SUFFIX: &str = "-flush";
+/// On backup pods: the claim that the pod uses. One of another spec may use none, and have the name of a member that has one.
+pub const ANNOTATION_CLAIM: &str = "replication.tailwind.dev/claim";
 /// On a claim that its member has left, in place of the label of the group's backups.
 pub const LABEL_RETAINED_OF: &str = "replication.tailwind.dev/retained-of";
 

@@ -15,8 +15,8 @@ use kube::{Resource, ResourceExt};
 use rcgen::SanType;
 use serde_json::{Value, json};
 use tailwind_crds::names::{
-    ANNOTATION_ATTEMPT, ANNOTATION_SWITCHOVER, FINALIZER, GATE_CAUGHT_UP, LABEL_BACKUP_OF, LABEL_RETAINED_OF,
-    LABEL_ROLE, ROLE_PRIMARY, ca_secret, flush_claim,
+    ANNOTATION_ATTEMPT, ANNOTATION_SWITCHOVER, CLAIM_SUFFIX, FINALIZER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
+    LABEL_RETAINED_OF, LABEL_ROLE, ROLE_PRIMARY, ca_secret, flush_claim,
 };
 use tailwind_crds::{ReplicaGroup, ReplicaGroupStatus};
 use tracing::info;
@@ -26,7 +26,7 @@ use crate::cache::group_ref;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
 use crate::objects::claim::{ClaimEnd, ClaimStep};
-use crate::objects::{Kind, Owned};
+use crate::objects::{Kind, Owned, owner};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::news::news;
@@ -41,8 +41,14 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     let executor = Executor::new(context, observed);
     let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut done = plan.status.clone();
-    let mut created = BTreeSet::new();
+    let (mut created, mut unclaimed) = (BTreeSet::new(), BTreeSet::new());
     for action in &plan.actions {
+        // A pod without its claim would wait for it, and count.
+        if let Action::Create(pod) = action
+            && unclaimed.contains(&flush_claim(&pod.name_any()))
+        {
+            continue;
+        }
         if let Action::Delete(Removal { name, after, .. }) = action
             && let Some(refused) = after.iter().find(|pod| !created.contains(*pod))
         {
@@ -59,6 +65,9 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
                 notices.extend(action.notice());
             }
             Err(error) => {
+                if let Action::Claim(claim) = action {
+                    unclaimed.insert(claim.object.name_any());
+                }
                 texts.insert(failure_text(action, &error));
                 failures.push(error);
             }
@@ -77,6 +86,12 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
 fn failure_text(action: &Action, error: &Error) -> String {
     let text = error.to_string();
     match action {
+        Action::Claim(claim) => {
+            let name = claim.object.name_any();
+            let stem =
+                name.strip_suffix(CLAIM_SUFFIX).and_then(|member| member.rsplit_once('-')).map_or("", |(stem, _)| stem);
+            text.replace(&name, &format!("{stem}-…{CLAIM_SUFFIX}"))
+        }
         Action::Create(pod) => {
             let name = pod.name_any();
             let stem = name.rsplit_once('-').map_or(name.as_str(), |(stem, _)| stem);
@@ -146,7 +161,13 @@ impl<'a> Executor<'a> {
                 let cleared = self.api_of(*kind).patch(&object.name_any(), &edit, &Patch::Merge(patch)).await;
                 gone(cleared.map(drop)).doing(doing)?;
             }
-            Action::Claim(owned) => self.put_claim(owned).await.doing(doing)?,
+            Action::Claim(owned) => self.create_claim(owned).await.doing(doing)?,
+            Action::OwnClaim { name, uid, owned } => {
+                let owners = if *owned { json!([owner(self.group)]) } else { json!([]) };
+                let patch = json!({"metadata": {"uid": uid, "ownerReferences": owners}});
+                let patched = self.api_of(Kind::Claim).patch(name, &edit, &Patch::Merge(patch)).await;
+                gone(patched.map(drop)).doing(doing)?;
+            }
             Action::Create(pod) => {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
                 self.pods.create(&params, pod).await.doing(doing)?;
@@ -184,18 +205,13 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// One that is there keeps its disk: only what it belongs to changes.
-    async fn put_claim(&self, Owned { kind, object }: &Owned) -> Result<(), kube::Error> {
-        let api = self.api_of(*kind);
+    /// One that is there already keeps its disk.
+    async fn create_claim(&self, Owned { kind, object }: &Owned) -> Result<(), kube::Error> {
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        match api.create(&params, object).await {
-            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            created => return created.map(drop),
+        match self.api_of(*kind).create(&params, object).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            created => created.map(drop),
         }
-        let owners = object.metadata.owner_references.clone().unwrap_or_default();
-        let edit = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        let patch = json!({"metadata": {"ownerReferences": owners}});
-        api.patch(&object.name_any(), &edit, &Patch::Merge(patch)).await.map(drop)
     }
 
     /// Deletes a member's claim, or leaves it to people: then it is no longer one of the group's. Or keeps it for the next pod.

@@ -156,7 +156,7 @@ impl Metrics {
             Action::Apply(_) => "apply",
             Action::Remove(_) => "remove",
             Action::ClearEndpoints(_) => "clear_endpoints",
-            Action::Claim(_) => "claim",
+            Action::Claim(_) | Action::OwnClaim { .. } => "claim",
             Action::Create(_) => "create_backup",
             Action::Delete(Removal { pod: Some(_), .. }) => "delete_backup",
             Action::Delete(_) => "remove_claim",

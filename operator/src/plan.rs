@@ -33,9 +33,10 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
-use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY};
-use tailwind_crds::{Deletion, ReplicaGroupStatus};
+use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY, flush_claim};
+use tailwind_crds::{Deletion, ReplicaGroupStatus, WhenRemoved};
 
+use crate::objects::claim::MemberClaim;
 use crate::objects::disruption::Exit;
 use crate::objects::{Kind, Owned, claim, disruption, is_owned, pod, roles, service};
 use crate::observed::{Certificates, Observed};
@@ -98,6 +99,7 @@ impl Plan {
     /// The group goes; Kubernetes removes what belongs to it.
     fn last(state: &GroupState<'_>) -> Plan {
         let mut plan = Plan::unchanged(state);
+        plan.actions.extend(owned_claims(state.observed));
         plan.actions.extend(state.observed.has_finalizer().then_some(Action::Finalizer(false)));
         plan
     }
@@ -119,6 +121,7 @@ impl Plan {
         let observed = state.observed;
         let exit = if licence::is_any_damaged(state) { Exit::Never } else { Exit::default() };
         let mut plan = Plan::unchanged(state).with_certificates_kept(observed);
+        plan.actions.extend(owned_claims(observed));
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
             plan.actions.extend(budget(observed, exit).and_then(|budget| apply(observed, budget).ok()?));
             plan.actions.extend(needless_budget(observed, exit));
@@ -150,7 +153,8 @@ impl Plan {
         }
         actions.extend(needless_budget(observed, backups.exit));
         actions.extend(stale_endpoints(observed));
-        actions.extend(claims(observed, &backups).into_iter().map(|claim| Action::Claim(Box::new(claim))));
+        actions.extend(owned_claims(observed));
+        actions.extend(claims(state, &backups));
         let pods = backups.creations.iter().map(|creation| pod::backup(group, &observed.settings, creation));
         actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
         actions.extend(backups.removals.iter().cloned().map(Action::Delete));
@@ -184,20 +188,28 @@ fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
     objects
 }
 
-/// Claims of the pods that are made, and those that go or stay with the group otherwise than the spec says.
-fn claims(observed: &Observed, backups: &BackupPlan) -> Vec<Owned> {
-    let existing = claim::claims(observed);
-    let wanted = |member: &str| claim::claim(&observed.group, observed.server, member);
-    let is_removed =
-        |name: &str| backups.removals.iter().any(|removal| removal.name == name && removal.claim.is_some());
-    let made = backups.creations.iter().map(|creation| creation.name.as_str());
-    let made = made.filter(|name| existing.iter().all(|claim| claim.member != *name));
-    let changed = existing.iter().filter(|claim| claim.is_kept() && !is_removed(&claim.member));
-    let changed = changed.filter_map(|claim| {
-        let is_owned = |owned: &Owned| owned.object.metadata.owner_references.is_some();
-        wanted(&claim.member).filter(|wanted| is_owned(wanted) != claim.owned)
-    });
-    made.filter_map(wanted).chain(changed).collect()
+/// Claims of the pods that are made, and of those that wait for one that could not be made, or is gone.
+fn claims(state: &GroupState<'_>, backups: &BackupPlan) -> impl Iterator<Item = Action> {
+    let observed = state.observed;
+    let existing: BTreeSet<String> = claim::claims(observed).into_iter().map(|claim| claim.member).collect();
+    let made = backups.creations.iter().map(|creation| creation.name.clone());
+    let waiting = state.backups.iter().filter(|backup| backup.uses_claim && backup.node.is_none() && backup.is_alive());
+    let names = made.chain(waiting.map(|backup| backup.name.clone())).collect::<Vec<_>>();
+    let missing = names.into_iter().filter(move |name| !existing.contains(name));
+    let claims = missing.filter_map(|name| claim::claim(&observed.group, observed.server, &name));
+    claims.map(|claim| Action::Claim(Box::new(claim)))
+}
+
+/// What lets claims go with the group, or outlive it, as its spec says: also while everything else is left alone, since the group may
+/// be deleted at any time.
+fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
+    let asked = observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
+    let wanted = asked.map(|asked| asked.when_removed == WhenRemoved::Delete);
+    let claims = claim::claims(observed).into_iter().filter(MemberClaim::is_kept);
+    claims.filter_map(move |claim| {
+        let owned = wanted.filter(|wanted| *wanted != claim.owned)?;
+        Some(Action::OwnClaim { name: flush_claim(&claim.member), uid: claim.uid, owned })
+    })
 }
 
 fn budget(observed: &Observed, exit: Exit) -> Option<Owned> {

@@ -139,7 +139,7 @@ pub(crate) fn claims(observed: &Observed) -> Vec<MemberClaim> {
                 uid: object.uid().unwrap_or_default(),
                 bound: object.data["spec"]["volumeName"].as_str().is_some_and(|volume| !volume.is_empty()),
                 ending: object.metadata.deletion_timestamp.is_some(),
-                outdated: object.annotations().get(ANNOTATION_TEMPLATE) != current.as_ref(),
+                outdated: current.is_some() && object.annotations().get(ANNOTATION_TEMPLATE) != current.as_ref(),
                 owned,
                 created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
                 attempt: object.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0),

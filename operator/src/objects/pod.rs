@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::memory::beside_buffers;
 use tailwind_crds::names::{
-    ANNOTATION_ATTEMPT, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
-    PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret, flush_claim,
+    ANNOTATION_ATTEMPT, ANNOTATION_CLAIM, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP,
+    LABEL_BACKUP_OF, PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret, flush_claim,
 };
 use tailwind_crds::{Hugepages, PodTemplateSpec, ReplicaGroup, ReplicaGroupSpec, Transport};
 
@@ -56,7 +56,9 @@ pub fn backup(group: &ReplicaGroup, settings: &Settings, creation: &Creation) ->
     let hash = sha256(pod.to_string().as_bytes());
     pod["metadata"]["name"] = json!(creation.name);
     if flush::has_claim(&group.spec) {
-        pod["spec"]["volumes"][FLUSH_VOLUME]["persistentVolumeClaim"]["claimName"] = json!(flush_claim(&creation.name));
+        let claim = json!(flush_claim(&creation.name));
+        pod["metadata"]["annotations"][ANNOTATION_CLAIM] = claim.clone();
+        pod["spec"]["volumes"][FLUSH_VOLUME]["persistentVolumeClaim"]["claimName"] = claim;
     }
     let annotations = &mut pod["metadata"]["annotations"];
     annotations[ANNOTATION_TEMPLATE] = json!(hash);

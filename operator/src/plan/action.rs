@@ -19,6 +19,7 @@ use super::certificates::CertificateStep;
 use super::rollout::Rollout;
 use super::switchover::HandoverReason;
 use crate::objects::Owned;
+use crate::objects::claim::ClaimEnd;
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -53,8 +54,17 @@ pub enum Action {
     Remove(Box<Owned>),
     /// The address of a pod that is gone is taken out of the primary's EndpointSlice, unless it has changed since.
     ClearEndpoints(Box<Owned>),
-    /// A member's claim is made, or made to go or stay with the group.
+    /// A member's claim is made.
     Claim(Box<Owned>),
+    /// A member's claim is made to go with the group, or to outlive it.
+    OwnClaim {
+        /// The claim.
+        name: String,
+        /// Which of that name.
+        uid: String,
+        /// It goes with the group.
+        owned: bool,
+    },
     /// A backup pod is made.
     Create(Box<Pod>),
     /// A backup pod is removed, and its claim perhaps; or the claim of one that is gone.
@@ -83,8 +93,12 @@ impl Action {
                 None => Notice::BackupCreated(pod.name_any()),
                 Some(failed) => Notice::BackupReplaced(pod.name_any(), failed.clone()),
             }),
-            Action::Delete(Removal { name, pod: Some(_), reason, .. }) => {
-                Some(Notice::BackupRemoved(name.clone(), reason.clone()))
+            Action::Delete(Removal { name, pod: Some(_), claim, reason, .. }) => {
+                let is_released = claim.as_ref().is_some_and(|step| step.end == ClaimEnd::Retain);
+                Some(match is_released {
+                    true => Notice::BackupReleased(name.clone(), reason.clone(), flush_claim(name)),
+                    false => Notice::BackupRemoved(name.clone(), reason.clone()),
+                })
             }
             Action::Delete(Removal { name, .. }) => Some(Notice::ClaimReleased(flush_claim(name))),
             Action::Certificates(CertificateStep::RenewAuthority) => Some(Notice::AuthorityRenewed),
@@ -105,7 +119,9 @@ impl fmt::Display for Action {
             Action::Remove(object) => write!(f, "remove {object}"),
             Action::ClearEndpoints(object) => write!(f, "take the address of a pod that is gone out of {object}"),
             Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
-            Action::Claim(object) => write!(f, "apply {object}"),
+            Action::Claim(object) => write!(f, "create {object}"),
+            Action::OwnClaim { name, owned: true, .. } => write!(f, "let claim {name} go with the group"),
+            Action::OwnClaim { name, owned: false, .. } => write!(f, "let claim {name} outlive the group"),
             Action::Delete(removal) => removal.fmt(f),
             Action::Gate { pod, caught_up } => write!(f, "set the readiness gate of pod {pod} to {caught_up}"),
             Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
@@ -124,6 +140,9 @@ pub enum Notice {
     BackupReplaced(String, String),
     /// removed backup pod {0}: {1}
     BackupRemoved(String, RemovalReason),
+    /// removed backup pod {0}: {1}. Its claim {2} stays and is yours: look at it, and delete it
+    #[strum(serialize = "BackupRemoved")]
+    BackupReleased(String, RemovalReason, String),
     /// released claim {0}: its pod is gone, others hold the log, and nobody reports whether there are files in quarantine on it.
     /// Look, and delete it
     ClaimReleased(String),
@@ -206,6 +225,7 @@ impl Notice {
             Notice::BackupCreated(pod)
             | Notice::BackupReplaced(pod, _)
             | Notice::BackupRemoved(pod, _)
+            | Notice::BackupReleased(pod, ..)
             | Notice::Primary(pod)
             | Notice::HandsOver(pod, ..)
             | Notice::SwitchoverAsked(pod, _)

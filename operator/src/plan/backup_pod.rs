@@ -12,7 +12,8 @@ use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::OnCordon;
 use tailwind_crds::names::{
-    ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP, flush_claim,
+    ANNOTATION_ATTEMPT, ANNOTATION_CLAIM, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP,
+    flush_claim,
 };
 
 use super::placement::{Refusal, is_about_to_go};
@@ -30,6 +31,8 @@ const NEW_NODE_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 const RESTARTS_MAX: i32 = 5;
 /// A backup that has been running for so long and is still not ready may do better on another node.
 const UNREADY_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+/// A pod that has not ended so long after its time hangs.
+const HANGING_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 /// A pod that lived for so long did not fail at its start.
 const PROVEN: SignedDuration = SignedDuration::from_mins(10);
 /// Characters of a container's last line of output that people are shown.
@@ -69,7 +72,13 @@ pub(crate) struct BackupPod {
     pub(crate) created: Timestamp,
     /// All of its containers have ended, for good.
     pub(crate) ended: bool,
-    /// The claim of its flush volume, which outlives the pod.
+    /// When its deletion was to be over.
+    ends_at: Option<Timestamp>,
+    /// Its container has not started, although it has had a node for a while: its disk may not come to that node.
+    never_started: bool,
+    /// Its flush volume is its member's claim.
+    pub(crate) uses_claim: bool,
+    /// That claim, which outlives the pod.
     pub(crate) claim: Option<MemberClaim>,
 }
 
@@ -140,9 +149,16 @@ impl BackupPod {
         self.claim.as_ref().is_some_and(MemberClaim::has_files)
     }
 
-    /// No node takes it, perhaps because its disk is where no pod can go any more.
+    /// No node takes it, or none starts it, perhaps because its disk is where no pod can go any more.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.health == Health::Unplaced && self.claim.as_ref().is_some_and(|claim| claim.is_older_than(self.created))
+        let waits = self.health == Health::Unplaced || self.health == Health::Alive && self.never_started;
+        waits && self.claim.as_ref().is_some_and(|claim| claim.is_older_than(self.created))
+    }
+
+    /// It is about to end, and the next pod of its name takes up its claim. One that hangs in its end is not waited for.
+    pub(crate) fn returns(&self, now: Timestamp) -> bool {
+        let ends_soon = self.ends_at.is_some_and(|at| now < at + HANGING_PATIENCE);
+        self.health == Health::Ending && ends_soon && self.claim.as_ref().is_some_and(MemberClaim::is_kept)
     }
 
     /// What the scheduler says, if it has found no node.
@@ -207,6 +223,9 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         // One that has worked for a while starts its successors' count anew.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },
         ended: has_ended(pod),
+        ends_at: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        never_started: observed.now.duration_since(created) > UNREADY_PATIENCE && !has_started(pod),
+        uses_claim: pod.annotations().contains_key(ANNOTATION_CLAIM),
         claim: None,
         name,
         created,
@@ -326,6 +345,17 @@ pub(crate) fn last_output(container: &ContainerStatus) -> Option<String> {
     let logged: Option<serde_json::Value> = serde_json::from_str(line).ok();
     let text = logged.as_ref().and_then(|logged| logged["message"].as_str()).unwrap_or(line);
     Some(text.chars().take(LAST_OUTPUT_CHARS_MAX).collect())
+}
+
+/// Whether a container of it runs, or has run.
+fn has_started(pod: &Pod) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+        || statuses.iter().any(|container| {
+            let state = container.state.as_ref();
+            container.restart_count > 0
+                || state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+        })
 }
 
 fn last_end(container: &ContainerStatus) -> Option<Timestamp> {

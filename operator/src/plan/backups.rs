@@ -29,12 +29,15 @@ use super::placement::{Survey, survey};
 use super::rollout::Rollout;
 use crate::objects::claim::{ClaimEnd, ClaimStep, MemberClaim};
 use crate::objects::disruption::Exit;
+use crate::objects::flush;
 use crate::objects::pod::{Creation, backup};
 use crate::observed::{Observed, has_ended};
 use crate::planted::{self, Bug};
 
 /// Most members that a log has: seven, and one more while a backup moves.
 const MEMBERS_MAX: u8 = 8;
+/// Failures in a row after which a member gives up a claim of which nobody says what is on it.
+const RETURNS_MAX: u32 = 4;
 /// The wait after a second failure in a row; it doubles with each.
 const BACKOFF_FIRST: SignedDuration = SignedDuration::from_secs(10);
 /// The longest wait.
@@ -177,7 +180,8 @@ pub(crate) enum Advice {
 
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut planner = Planner::new(state);
-    if state.observed.group.spec.hibernate {
+    let app = state.observed.app.iter().filter(|pod| !has_ended(pod)).count();
+    if state.observed.group.spec.hibernate && app == 0 {
         return planner.hibernate();
     }
     planner.remove_failed();
@@ -185,6 +189,9 @@ pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     planner.create_missing();
     planner.remove_claims();
     planner.plan.exit = planner.exit();
+    if state.observed.group.spec.hibernate {
+        planner.plan.replacement.get_or_insert(Replacement::HibernatesAfter(Count(app, "pod")));
+    }
     planner.plan
 }
 
@@ -258,7 +265,7 @@ impl<'a> Planner<'a> {
     }
 
     fn is_holder(&self, backup: &BackupPod) -> bool {
-        backup.member && !is_damaged(self.observed, backup)
+        backup.member && !backup.is_stuck() && !is_damaged(self.observed, backup)
     }
 
     /// Pods that no node takes, although others may be taken: somebody else has to take their places.
@@ -284,11 +291,15 @@ impl<'a> Planner<'a> {
         let claim = backup.claim.as_ref().filter(|claim| claim.is_kept());
         let failed = matches!(reason, RemovalReason::Failed(_));
         let mut licence = licence(self.state, backup, &self.plan.removals);
-        // Who leaves leaves for good: with what is on its disk.
-        if let (Some(claim), Ok(found), false) = (claim, &licence, failed)
+        // Who leaves leaves for good: with what is on its disk. What keeps failing may do better with another one.
+        if let (Some(claim), Ok(found)) = (claim, &licence)
             && !found.covers(claim)
         {
-            licence = claim_licence(self.state, claim, &self.plan.removals);
+            match claim_licence(self.state, claim, &self.plan.removals) {
+                Ok(better) => licence = Ok(better),
+                Err(_) if failed => {}
+                Err(withheld) => licence = Err(withheld),
+            }
         }
         let licence = match licence {
             Ok(licence) => licence,
@@ -299,22 +310,35 @@ impl<'a> Planner<'a> {
         };
         self.alive.retain(|other| other.name != backup.name);
         let claim = claim.map(|claim| {
-            // After a first failure its successor takes up the claim. After more, another disk may do better.
-            let retries = failed && backup.attempt == 0 && !planted::has(Bug::ClaimGoesWithPod);
-            let goes = licence.covers(claim) && !retries;
+            let goes = licence.covers(claim) && !(failed && self.returns_to(claim, backup));
             self.returning += usize::from(!goes);
-            if goes { self.end_of(claim) } else { ClaimEnd::Keep { attempt: backup.attempt + 1 } }.of(claim)
+            if goes { self.end_of(claim, Some(backup)) } else { ClaimEnd::Keep { attempt: backup.attempt + 1 } }
+                .of(claim)
         });
         let (name, pod) = (backup.name.clone(), Some(backup.uid.clone()));
         self.plan.removals.push(Removal { name, pod, claim, reason, after: Vec::new(), licence });
         true
     }
 
+    /// Whether the next pod of a failed one takes up its claim: after a first failure; and for some time where nobody reports what
+    /// is on it, since otherwise each failure would leave a disk to people.
+    fn returns_to(&self, claim: &MemberClaim, backup: &BackupPod) -> bool {
+        let most = if self.may_delete(claim, Some(backup)) { 1 } else { RETURNS_MAX };
+        backup.attempt < most && !planted::has(Bug::ClaimGoesWithPod)
+    }
+
+    /// Whether it is known that no file in quarantine is on it.
+    fn may_delete(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> bool {
+        let report = self.observed.reports.get(&claim.member).and_then(|report| report.as_ref().ok());
+        // Its only pod so far was never in a set, and had nothing to set aside.
+        let is_first = |backup: &BackupPod| !claim.is_older_than(backup.created) && backup.gate != Some(true);
+        !claim.bound || report.is_some_and(|report| report.quarantined == Some(0)) || backup.is_some_and(is_first)
+    }
+
     /// What becomes of a claim that its member leaves. Where nobody reports what is on it, there may be files in quarantine: then
     /// it is left to people.
-    fn end_of(&self, claim: &MemberClaim) -> ClaimEnd {
-        let report = self.observed.reports.get(&claim.member).and_then(|report| report.as_ref().ok());
-        if claim.bound && report.is_none_or(|report| report.quarantined != Some(0)) {
+    fn end_of(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> ClaimEnd {
+        if !self.may_delete(claim, backup) {
             return ClaimEnd::Retain;
         }
         let asked = self.observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
@@ -328,14 +352,8 @@ impl<'a> Planner<'a> {
 
     /// No pods, while the claims of all members stay.
     fn hibernate(mut self) -> BackupPlan {
-        let app = self.observed.app.iter().filter(|pod| !has_ended(pod)).count();
-        if app > 0 {
-            self.plan.replacement = Some(Replacement::HibernatesAfter(Count(app, "pod")));
-            self.plan.exit = self.exit();
-            return self.plan;
-        }
         for backup in self.backups.iter().filter(|backup| backup.health != Health::Ending) {
-            match hibernation_licence(backup) {
+            match hibernation_licence(self.state, backup) {
                 Ok(licence) => self.plan.removals.push(Removal {
                     name: backup.name.clone(),
                     pod: Some(backup.uid.clone()),
@@ -377,12 +395,11 @@ impl<'a> Planner<'a> {
                     continue;
                 }
             }
-            if self.returning > returning {
-                continue;
-            }
-            self.attempts.push(backup.attempt + 1);
             if matches!(failure, PodFailure::Refused(_)) || backup.attempt > 0 {
                 self.avoid.extend(backup.node.clone());
+            }
+            if self.returning == returning {
+                self.attempts.push(backup.attempt + 1);
             }
         }
     }
@@ -546,15 +563,21 @@ impl<'a> Planner<'a> {
         let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
         let names = names.filter(|name| !taken.contains(name.as_str()));
         // Members come back to their claims: those of the set in any case, since what they have may be needed.
-        let kept = self.state.orphans.iter().filter(|claim| claim.is_kept());
+        // Whoever has no claims any more leaves those that there are alone.
+        let claimed = flush::has_claim(&self.observed.group.spec);
+        let kept = self.state.orphans.iter().filter(|claim| {
+            claimed && claim.is_kept() && self.backups.iter().all(|backup| backup.name != claim.member)
+        });
         let kept = kept.map(|claim| (claim.member.clone(), claim.attempt));
         let is_member = |(name, _): &(String, u32)| self.observed.log().is_some_and(|log| log.has_member(name));
         let (members, others): (Vec<_>, Vec<_>) = kept.partition(is_member);
         let missing = missing.max(members.len());
         let attempts = self.attempts.iter().copied().chain(std::iter::repeat(0));
-        let creations = members.into_iter().chain(others).chain(names.zip(attempts)).take(missing);
-        self.plan.creations =
-            creations.map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt }).collect();
+        // A disk may be on the very node that others are kept off.
+        let returning = members.into_iter().chain(others);
+        let returning = returning.map(|(name, attempt)| Creation { name, avoid: Vec::new(), attempt });
+        let fresh = names.zip(attempts).map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt });
+        self.plan.creations = returning.chain(fresh).take(missing).collect();
         // One that works is not given up for another that the API server does not take. What has failed is: it may be what
         // leaves no room in a quota.
         for removal in &mut self.plan.removals {
@@ -578,6 +601,10 @@ impl<'a> Planner<'a> {
             self.plan.creations.iter().any(|creation| creation.name == claim.member)
                 || self.observed.log().is_some_and(|log| log.has_member(&claim.member))
         };
+        // Of a group that has no claims any more, people say what becomes of them.
+        if !flush::has_claim(&self.observed.group.spec) {
+            return;
+        }
         let idle: Vec<&MemberClaim> =
             self.state.orphans.iter().filter(|claim| claim.is_kept() && !is_taken_up(claim)).collect();
         if self.holders() < self.wanted {
@@ -585,7 +612,7 @@ impl<'a> Planner<'a> {
         }
         for claim in idle {
             if let Ok(licence) = claim_licence(self.state, claim, &self.plan.removals) {
-                let (name, claim) = (claim.member.clone(), Some(self.end_of(claim).of(claim)));
+                let (name, claim) = (claim.member.clone(), Some(self.end_of(claim, None).of(claim)));
                 let reason = RemovalReason::Surplus;
                 self.plan.removals.push(Removal { name, pod: None, claim, reason, after: Vec::new(), licence });
             }
@@ -619,8 +646,7 @@ impl<'a> Planner<'a> {
 /// A pod that ends before long, and whose claim stays.
 fn returns(observed: &Observed, backup: &BackupPod) -> bool {
     let is_ready = |name: &str| observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-    let ends = backup.health == Health::Ending && backup.node.as_deref().is_none_or(is_ready);
-    ends && backup.claim.as_ref().is_some_and(MemberClaim::is_kept)
+    backup.returns(observed.now) && backup.node.as_deref().is_none_or(is_ready)
 }
 
 /// Nothing after a first failure: most have causes that are gone with the pod.

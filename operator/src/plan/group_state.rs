@@ -35,7 +35,7 @@ impl<'a> GroupState<'a> {
         let leading = leading(observed, &primary);
         let (mut orphans, mut backups) = (claims(observed), backup_pods(observed, &hash));
         for backup in &mut backups {
-            let found = orphans.iter().position(|claim| claim.member == backup.name);
+            let found = orphans.iter().position(|claim| backup.uses_claim && claim.member == backup.name);
             if let Some(claim) = found.map(|found| orphans.remove(found)) {
                 backup.take_claim(claim);
             }

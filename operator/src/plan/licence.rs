@@ -214,16 +214,15 @@ pub(crate) fn claim_licence(
 }
 
 /// Whether a group can do without this pod for as long as it hibernates: all that was acknowledged is on its claim, since the
-/// group's durability is `Flushed`.
+/// group's durability is `Flushed`; or there is nothing that could be lost.
 ///
 /// # Errors
 /// Why it has to stay.
-pub(crate) fn hibernation_licence(backup: &BackupPod) -> Result<Licence, Withheld> {
+pub(crate) fn hibernation_licence(state: &GroupState<'_>, backup: &BackupPod) -> Result<Licence, Withheld> {
     if backup.leaves_files() {
-        Ok(Licence(Evidence::OnClaim(flush_claim(&backup.name))))
-    } else {
-        Err(Withheld::NoClaim)
+        return Ok(Licence(Evidence::OnClaim(flush_claim(&backup.name))));
     }
+    licence(state, backup, &[]).map_err(|_| Withheld::NoClaim)
 }
 
 /// Whether a member is known not to hold all of the log. Then no other may be evicted: which one, a budget cannot say.
@@ -261,6 +260,7 @@ fn held_by(state: &GroupState<'_>, log: &LogStatus, leaver: &str, leaving: &[Rem
         let found = match state.observed.reports.get(&member.name) {
             _ if !is_alive => Err(NotWhole::Gone),
             _ if leaving.iter().any(|removal| removal.name == member.name) => Err(NotWhole::Leaves),
+            _ if loses_claim(state, &member.name) => Err(NotWhole::Leaves),
             None => Err(NotWhole::Unreported(NoReport::NotAsked)),
             Some(report) => prove(log, member, report),
         };
@@ -276,6 +276,12 @@ fn held_by(state: &GroupState<'_>, log: &LogStatus, leaver: &str, leaving: &[Rem
         return Err(Withheld::Unreported(NoReport::NotAsked));
     }
     Err(Withheld::TooFewHolders { held: names.len(), needed, others: Others(others) })
+}
+
+/// Whether the disk of a member has been deleted, and goes with its pod.
+fn loses_claim(state: &GroupState<'_>, member: &str) -> bool {
+    let claims = state.backups.iter().filter_map(|backup| backup.claim.as_ref());
+    claims.into_iter().any(|claim| claim.member == member && claim.ending)
 }
 
 /// Whether a member that was asked proves that it holds all of the log.

@@ -31,6 +31,9 @@ pub(crate) enum PhaseReason {
     Fenced,
     /// spec.hibernate is true: the log is on {0}. Set it to false to go on
     Hibernates(Count),
+    /// spec.hibernate is true, and disks are claimed for only {claims} of {members} members, fewer than minInSync {floor}:
+    /// look for the others, or restore them, before you set it to false
+    ClaimsMissing { claims: usize, members: usize, floor: usize },
     /// {0}
     CandidateWaits(Candidate),
     /// {ready} of {wanted} backups are ready
@@ -73,7 +76,15 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
         return (Phase::Fenced, PhaseReason::Fenced);
     }
     if spec.hibernate && state.backups.is_empty() {
-        return (Phase::Hibernated, PhaseReason::Hibernates(Count(state.orphans.len(), "claim")));
+        let members = state.observed.log().map_or(0, |log| log.members.len());
+        let is_member = |name: &str| state.observed.log().is_none_or(|log| log.has_member(name));
+        let claims = state.orphans.iter().filter(|claim| claim.has_files() && is_member(&claim.member)).count();
+        return match claims {
+            claims if claims < floor.min(members) => {
+                (Phase::Unavailable, PhaseReason::ClaimsMissing { claims, members, floor })
+            }
+            claims => (Phase::Hibernated, PhaseReason::Hibernates(Count(claims, "claim"))),
+        };
     }
     let candidate = candidate(state);
     let Some(log) = state.observed.log() else {

@@ -46,8 +46,9 @@ impl Rollout {
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut plan = backups::decide(state);
     let strategy = state.observed.group.spec.update_strategy;
-    // A pod whose node is to be emptied moves anyway, if it can.
-    if strategy == UpdateStrategy::OnDelete || !state.outdated().any(|backup| !backup.leaves_node()) {
+    // A pod whose node is to be emptied moves anyway, if it can. A group that hibernates is updated when it wakes up.
+    let is_asleep = state.observed.group.spec.hibernate;
+    if strategy == UpdateStrategy::OnDelete || is_asleep || !state.outdated().any(|backup| !backup.leaves_node()) {
         return plan;
     }
     if state.updating {

@@ -116,7 +116,11 @@ fn begin() -> impl Strategy<Value = Begin> {
         .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
-            pods,
+            // Nobody is in a set who has never run, unless an earlier pod of the name has.
+            pods: pods
+                .into_iter()
+                .map(|pod| Start { member: pod.member && (faults.4 || pod.state != 2), ..pod })
+                .collect(),
             cordoned,
             drained,
             has_primary,

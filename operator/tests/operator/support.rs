@@ -138,6 +138,9 @@ struct Backup {
     words: Option<String>,
     /// Another address than the log knows.
     ip: Option<String>,
+    /// So long ago it should have ended.
+    #[serde(default)]
+    ending_minutes: i64,
 }
 
 /// The claim of a member's flush volume.
@@ -153,6 +156,11 @@ struct Claim {
     deleted: bool,
     #[serde(default)]
     attempt: u32,
+    /// Long before any pod if not given.
+    age_minutes: Option<i64>,
+    /// It goes with the group, whatever the spec says now.
+    #[serde(default)]
+    owned: bool,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -346,6 +354,13 @@ fn claim_of(given: &Claim, observed: &Observed) -> Owned {
     let metadata = &mut claim.object.metadata;
     metadata.uid = Some(format!("{}-claim", given.of));
     metadata.deletion_timestamp = given.deleted.then(|| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    metadata.creation_timestamp = given.age_minutes.map(|minutes| {
+        k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now() - SignedDuration::from_mins(minutes))
+    });
+    if given.owned {
+        let owner = json!({"apiVersion": "v1", "kind": "ReplicaGroup", "name": "orders", "uid": UID});
+        metadata.owner_references = Some(vec![serde_json::from_value(owner).unwrap()]);
+    }
     if given.attempt > 0 {
         claim.object.annotations_mut().insert(ANNOTATION_ATTEMPT.to_owned(), given.attempt.to_string());
     }
@@ -553,7 +568,7 @@ impl Example {
             metadata["annotations"][tailwind_crds::names::ANNOTATION_SHAPE] = json!(shape);
         }
         if given.is == Is::Ending {
-            metadata["deletionTimestamp"] = json!(ago(5));
+            metadata["deletionTimestamp"] = json!(ago(5 + 60 * given.ending_minutes));
         }
         if let Some(node) = &given.node {
             pod["spec"]["nodeName"] = json!(node);
