@@ -79,6 +79,10 @@ struct Begin {
     claims: bool,
     /// All nodes are deleted with all pods on them, and come back.
     recreated: bool,
+    /// Each disk is on one node.
+    local: bool,
+    /// The first node never comes back.
+    lost_node: bool,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
@@ -104,22 +108,16 @@ fn begin() -> impl Strategy<Value = Begin> {
         nodes,
         any::<bool>(),
         prop::bool::weighted(0.9),
-        (
-            seldom(),
-            seldom(),
-            seldom(),
-            prop::bool::weighted(0.15),
-            prop::bool::weighted(0.4),
-            prop::bool::weighted(0.2),
-        ),
+        (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
+        (prop::bool::weighted(0.4), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
     )
-        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults)| Begin {
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
             // Nobody is in a set who has never run, unless an earlier pod of the name has.
             pods: pods
                 .into_iter()
-                .map(|pod| Start { member: pod.member && (faults.4 || pod.state != 2), ..pod })
+                .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
                 .collect(),
             cordoned,
             drained,
@@ -128,8 +126,10 @@ fn begin() -> impl Strategy<Value = Begin> {
             fabric_fails: faults.1,
             forgotten: faults.2,
             lost: faults.3,
-            claims: faults.4,
-            recreated: faults.5,
+            claims: disks.0,
+            recreated: disks.1,
+            local: disks.2,
+            lost_node: disks.3,
         })
 }
 
@@ -144,6 +144,8 @@ struct World {
     claims: bool,
     /// Nodes that are gone for a while.
     absent: Vec<NodeFacts>,
+    /// Where disks are that are on one node.
+    disks: Option<BTreeMap<String, String>>,
 }
 
 impl World {
@@ -226,6 +228,7 @@ impl World {
             fabric_fails: begin.fabric_fails,
             claims: begin.claims,
             absent: Vec::new(),
+            disks: (begin.claims && begin.local).then(BTreeMap::new),
         };
         for (index, start) in begin.pods.iter().enumerate() {
             world.place(index, *start, begin.cordoned.len());
@@ -245,6 +248,9 @@ impl World {
         // Two never share a node; what comes after the last node has none.
         if index < nodes {
             pod["spec"]["nodeName"] = json!(format!("n{index}"));
+            if let Some(disks) = &mut self.disks {
+                disks.insert(name.clone(), format!("n{index}"));
+            }
         }
         // What has failed has left its files, if it has a disk of its own.
         let started = start.state > 2 || start.state == 1 || start.state == 0 && self.claims;
@@ -562,11 +568,14 @@ impl World {
     }
 
     /// Node objects are deleted, and the control plane removes the pods that were on them; or the nodes come back.
-    fn recreate(&mut self, round: u32) {
+    fn recreate(&mut self, round: u32, lost_node: bool) {
         match round {
             3 => {
                 self.absent = std::mem::take(&mut self.observed.nodes);
                 self.observed.backups.clear();
+                if lost_node {
+                    self.absent.remove(0);
+                }
             }
             6 => self.observed.nodes.append(&mut self.absent),
             _ => {}
@@ -581,12 +590,16 @@ impl World {
                 continue;
             }
             if pod.spec.as_ref().unwrap().node_name.is_none() {
-                let free =
-                    self.observed.nodes.iter().find(|node| {
-                        !node.unschedulable && node.not_ready_since.is_none() && !taken.contains(&node.name)
-                    });
+                let disk = self.disks.as_ref().and_then(|disks| disks.get(&pod.name_any()));
+                let free = self.observed.nodes.iter().find(|node| {
+                    let is_well = !node.unschedulable && node.not_ready_since.is_none();
+                    is_well && !taken.contains(&node.name) && disk.is_none_or(|disk| *disk == node.name)
+                });
                 let Some(node) = free else { continue };
                 taken.insert(node.name.clone());
+                if let Some(disks) = &mut self.disks {
+                    disks.insert(pod.name_any(), node.name.clone());
+                }
                 pod.spec.as_mut().unwrap().node_name = Some(node.name.clone());
             } else if !is_ready(pod) && !self.fabric_fails {
                 let mut value = serde_json::to_value(&*pod).unwrap();
@@ -644,7 +657,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         });
         world.turn(plan, begin.drained);
         if begin.recreated {
-            world.recreate(round);
+            world.recreate(round, begin.lost_node);
         }
         let holders = world.holders().len();
         prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
@@ -680,7 +693,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         prop_assert!(world.evicted > 0, "a drain waits for a primary that is lost");
     }
     // Without claims nothing is left.
-    let needs_people = begin.recreated && !begin.claims
+    let needs_people = begin.recreated && (!begin.claims || begin.lost_node)
         || begin.lost
         || begin.refuses
         || begin.fabric_fails
