@@ -280,21 +280,14 @@ mod tests {
     use std::sync::Mutex;
 
     use axum::http::Method;
-    use kube::runtime::events::{Recorder, Reporter};
     use kube::runtime::watcher::Event;
     use serde_json::Value;
     use tailwind_crds::names::ANNOTATION_OPERATOR;
 
     use super::*;
-    use crate::cache::{Cache, group_ref};
-    use crate::context::Failures;
-    use crate::installation::Installation;
-    use crate::memory::Memories;
-    use crate::options::Settings;
+    use crate::cache::{Writers, group_ref};
     use crate::plan::backups::{Removal, RemovalReason};
     use crate::plan::licence::Licence;
-    use crate::rollouts::Rollouts;
-    use crate::server_version::ServerVersion;
     use crate::test_api::{self, failure};
 
     /// An API server with one group and nothing else, which takes changes of its status; and the calls that it has got.
@@ -360,24 +353,7 @@ mod tests {
         let server = Server { group: Arc::new(Mutex::new(group)), calls: Arc::default() };
         let answers = server.clone();
         let client = test_api::serve(move |method, path, body| answers.answer(method, path, body)).await;
-        let (cache, mut writers) = Cache::new(ServerVersion::TARGET);
-        writers.groups.apply_watcher_event(&Event::InitDone);
-        writers.objects.iter_mut().for_each(|(_, writer)| writer.apply_watcher_event(&Event::InitDone));
-        cache.nodes.apply(Event::InitDone);
-        cache.pods.apply(Event::InitDone);
-        let context = Context {
-            recorder: Recorder::new(client.clone(), Reporter { controller: "test".to_owned(), instance: None }),
-            client,
-            server: ServerVersion::TARGET,
-            settings: Settings { sidecar_image: "sidecar".to_owned(), ..Settings::default() },
-            installation: Installation { name: "ops/tailwind".to_owned(), class: None },
-            rollouts: Arc::new(Rollouts::new(3).0),
-            cache,
-            memories: Memories::default(),
-            metrics: Arc::default(),
-            prober: Arc::default(),
-            failures: Failures::default(),
-        };
+        let (context, mut writers) = test_api::context(client);
         server.show(&mut writers);
         (server, context, writers)
     }

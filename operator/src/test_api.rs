@@ -1,9 +1,28 @@
-//! An API server for tests, which answers as the test says.
+//! API servers for tests: one that answers as the test says, and a small [cluster](cluster::Cluster) that behaves as Kubernetes
+//! documents, with a [shop](shop::Shop) in it whose group the operator looks after.
+
+mod admission;
+mod cluster;
+mod controllers;
+mod eviction;
+mod shop;
+
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode, Uri};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::watcher::Event;
 use kube::{Client, Config};
 use serde_json::{Value, json};
+
+use crate::cache::{Cache, Writers};
+use crate::context::{Context, Failures};
+use crate::installation::Installation;
+use crate::memory::Memories;
+use crate::options::Settings;
+use crate::rollouts::Rollouts;
+use crate::server_version::ServerVersion;
 
 /// Serves on a port of this host: `answer` gets method, path with query, and body. A client of it.
 pub(crate) async fn serve(
@@ -22,4 +41,27 @@ pub(crate) async fn serve(
 /// The answer that something failed.
 pub(crate) fn failure(code: u16, reason: &str) -> (u16, Value) {
     (code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason}))
+}
+
+/// What reconciles use, with watches that have brought nothing yet; and what brings it.
+pub(crate) fn context(client: Client) -> (Context, Writers) {
+    let (cache, mut writers) = Cache::new(ServerVersion::TARGET);
+    writers.groups.apply_watcher_event(&Event::InitDone);
+    writers.objects.iter_mut().for_each(|(_, writer)| writer.apply_watcher_event(&Event::InitDone));
+    cache.nodes.apply(Event::InitDone);
+    cache.pods.apply(Event::InitDone);
+    let context = Context {
+        recorder: Recorder::new(client.clone(), Reporter { controller: "test".to_owned(), instance: None }),
+        client,
+        server: ServerVersion::TARGET,
+        settings: Settings { sidecar_image: "sidecar".to_owned(), ..Settings::default() },
+        installation: Installation { name: "ops/tailwind".to_owned(), class: None },
+        rollouts: Arc::new(Rollouts::new(3).0),
+        cache,
+        memories: Memories::default(),
+        metrics: Arc::default(),
+        prober: Arc::default(),
+        failures: Failures::default(),
+    };
+    (context, writers)
 }

@@ -1,0 +1,307 @@
+//! A small cluster for tests: an API server that stores objects, and does what Kubernetes documents, also where the version of
+//! the cluster tests does not yet. Each behaviour names its page.
+//!
+//! Used by the tests beside it, which drive [`apply`](crate::apply) against it. Policies are in [`admission`](super::admission),
+//! evictions in [`eviction`](super::eviction), and what happens by itself after every request in
+//! [`controllers`](super::controllers).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::http::Method;
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::admission::{self, Operation};
+use super::{eviction, failure, serve};
+
+/// The resource of claims.
+pub(super) const CLAIMS: &str = "persistentvolumeclaims";
+/// Keeps a claim while a pod uses it.
+pub(super) const IN_USE: &str = "kubernetes.io/pvc-protection";
+const NOW: &str = "2026-06-01T12:00:00Z";
+
+/// What a request is about: `…/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE`.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) group: String,
+    pub(super) version: String,
+    pub(super) namespace: Option<String>,
+    pub(super) resource: String,
+    pub(super) name: Option<String>,
+    pub(super) subresource: Option<String>,
+    /// The path of the objects of this resource and namespace.
+    collection: String,
+}
+
+impl Target {
+    pub(super) fn of(path: &str) -> Target {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let (group, version, mut rest) = match parts.as_slice() {
+            ["api", version, rest @ ..] => ("", *version, rest),
+            ["apis", group, version, rest @ ..] => (*group, *version, rest),
+            _ => panic!("{path}: no path of the API"),
+        };
+        let mut namespace = None;
+        if let ["namespaces", of, after @ ..] = rest
+            && !after.is_empty()
+        {
+            (namespace, rest) = (Some((*of).to_owned()), after);
+        }
+        let text = |at: usize| rest.get(at).map(|part| (*part).to_owned());
+        let collection = parts[..parts.len() - rest.len() + 1].join("/");
+        Target {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            namespace,
+            resource: text(0).expect("a path of the API has a resource"),
+            name: text(1),
+            subresource: text(2),
+            collection: format!("/{collection}"),
+        }
+    }
+
+    /// Whether it is of a kind that goes when nothing is left in it.
+    pub(super) fn has_contents(&self) -> bool {
+        matches!(self.resource.as_str(), "namespaces" | "customresourcedefinitions")
+    }
+
+    fn object(&self) -> Option<String> {
+        Some(format!("{}/{}", self.collection, self.name.as_ref()?))
+    }
+}
+
+/// The objects, by path.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    pub(super) all: BTreeMap<String, Value>,
+    /// The last `resourceVersion`; uids are counted with it.
+    version: u64,
+}
+
+/// A cluster. Clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cluster(Arc<Mutex<Objects>>);
+
+impl Cluster {
+    pub(super) async fn client(&self) -> Client {
+        let cluster = self.clone();
+        serve(move |method, path, body| {
+            let (path, query) = path.split_once('?').unwrap_or((path, ""));
+            let body = serde_json::from_slice(body).unwrap_or(Value::Null);
+            cluster.request(method, path, query, &body)
+        })
+        .await
+    }
+
+    /// A request of anybody: status code and body of its answer.
+    pub(super) fn request(&self, method: &Method, path: &str, query: &str, body: &Value) -> (u16, Value) {
+        let mut objects = self.0.lock().unwrap();
+        let answer = objects.request(method, &Target::of(path), query, body);
+        objects.settle();
+        answer
+    }
+
+    /// Somebody makes this object.
+    pub(super) fn create(&self, collection: &str, object: &Value) -> Value {
+        let (code, answer) = self.request(&Method::POST, collection, "", object);
+        assert_eq!(code, 201, "{answer}");
+        answer
+    }
+
+    /// Somebody changes this object.
+    pub(super) fn change(&self, path: &str, patch: &Value) {
+        let (code, answer) = self.request(&Method::PATCH, path, "", patch);
+        assert_eq!(code, 200, "{answer}");
+    }
+
+    pub(super) fn get(&self, path: &str) -> Option<Value> {
+        self.0.lock().unwrap().all.get(path).cloned()
+    }
+
+    /// The names of the objects of a collection.
+    pub(super) fn names(&self, collection: &str) -> Vec<String> {
+        let objects = self.0.lock().unwrap();
+        objects.of(&Target::of(collection)).map(|object| text(&object["metadata"]["name"])).collect()
+    }
+
+    /// Kubelets have stopped the containers of the pods that were deleted.
+    pub(super) fn stop_deleted_pods(&self) {
+        let mut objects = self.0.lock().unwrap();
+        objects.all.retain(|path, object| Target::of(path).resource != "pods" || !is_ending(object));
+        objects.settle();
+    }
+}
+
+impl Objects {
+    fn request(&mut self, method: &Method, target: &Target, query: &str, body: &Value) -> (u16, Value) {
+        match (method.as_str(), target.subresource.as_deref()) {
+            ("GET", None) if target.name.is_none() => self.list(target, query),
+            ("GET", None) => self.stored(target).map_or_else(not_found, |object| (200, object.clone())),
+            ("POST", None) => self.create(target, query, body),
+            ("POST", Some("eviction")) => self.evict(target),
+            ("PATCH", None | Some("status")) => self.patch(target, query, body),
+            ("DELETE", None) => self.delete(target, body),
+            _ => failure(405, "MethodNotAllowed"),
+        }
+    }
+
+    fn stored(&self, target: &Target) -> Option<&Value> {
+        self.all.get(&target.object()?)
+    }
+
+    fn of<'a>(&'a self, target: &'a Target) -> impl Iterator<Item = &'a Value> {
+        let is_in = |path: &str| Target::of(path).collection == target.collection;
+        self.all.iter().filter(move |(path, _)| is_in(path)).map(|(_, object)| object)
+    }
+
+    fn list(&self, target: &Target, query: &str) -> (u16, Value) {
+        let query = query.replace("%2F", "/").replace("%3D", "=");
+        let selector = query.split('&').find_map(|pair| pair.strip_prefix("labelSelector=")?.split_once('='));
+        let is_selected =
+            |object: &&Value| selector.is_none_or(|(label, value)| object["metadata"]["labels"][label] == value);
+        let items: Vec<&Value> = self.of(target).filter(is_selected).collect();
+        (200, json!({"metadata": {"resourceVersion": self.version.to_string()}, "items": items}))
+    }
+
+    /// A name is given once. <https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#names>
+    pub(super) fn create(&mut self, target: &Target, query: &str, body: &Value) -> (u16, Value) {
+        let mut object = body.clone();
+        let name = text(&object["metadata"]["name"]);
+        let target = Target { name: Some(name), ..target.clone() };
+        let path = target.object().unwrap_or_default();
+        if self.all.contains_key(&path) {
+            return failure(409, "AlreadyExists");
+        }
+        if let Err(refusal) = admission::admit(self, Operation::Create, &target, Some(&object), None) {
+            return refusal;
+        }
+        self.version += 1;
+        let metadata = &mut object["metadata"];
+        metadata["uid"] = json!(format!("uid-{}", self.version));
+        metadata["resourceVersion"] = json!(self.version.to_string());
+        metadata["creationTimestamp"] = json!(NOW);
+        metadata["namespace"] = json!(target.namespace);
+        if target.resource == CLAIMS {
+            metadata["finalizers"] = json!([IN_USE]);
+        }
+        // <https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run>
+        if !query.contains("dryRun=All") {
+            self.all.insert(path, object.clone());
+        }
+        (201, object)
+    }
+
+    /// A merge patch (RFC 7386). What is applied is merged as well, which is the same as long as nobody takes out what he has
+    /// applied before; so are strategic patches, but for a pod's conditions.
+    /// <https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply>
+    fn patch(&mut self, target: &Target, query: &str, patch: &Value) -> (u16, Value) {
+        let Some(old) = self.stored(target).cloned() else {
+            let is_apply = query.contains("force=true") && target.subresource.is_none();
+            let collection = Target { name: None, ..target.clone() };
+            return if is_apply { self.create(&collection, query, patch) } else { not_found() };
+        };
+        let named = |field: &str| patch["metadata"][field].as_str();
+        // <https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>
+        if named("resourceVersion").is_some_and(|version| old["metadata"]["resourceVersion"] != version) {
+            return failure(409, "Conflict");
+        }
+        // Unlike that of a deletion, the uid in a patch is no precondition but a field that cannot change:
+        // <https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#uids>, `BeforeUpdate` of the API server.
+        if named("uid").is_some_and(|uid| old["metadata"]["uid"] != uid) {
+            return failure(422, "Invalid");
+        }
+        let mut patch = patch.clone();
+        if target.resource == "pods" {
+            with_other_conditions(&mut patch, &old);
+        }
+        let mut object = old.clone();
+        json_patch::merge(&mut object, &patch);
+        if let Err(refusal) = admission::admit(self, Operation::Update, target, Some(&object), Some(&old)) {
+            return refusal;
+        }
+        if object == old {
+            return (200, old);
+        }
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.all.insert(target.object().unwrap_or_default(), object.clone());
+        (200, object)
+    }
+
+    /// <https://kubernetes.io/docs/concepts/overview/working-with-objects/finalizers/>
+    pub(super) fn delete(&mut self, target: &Target, options: &Value) -> (u16, Value) {
+        let Some(old) = self.stored(target).cloned() else { return not_found() };
+        // <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/delete-options/>
+        let uid = options["preconditions"]["uid"].as_str();
+        if uid.is_some_and(|uid| old["metadata"]["uid"] != uid) {
+            return failure(409, "Conflict");
+        }
+        if let Err(refusal) = admission::admit(self, Operation::Delete, target, None, Some(&old)) {
+            return refusal;
+        }
+        self.mark_deleted(&target.object().unwrap_or_default());
+        (200, old)
+    }
+
+    fn evict(&mut self, target: &Target) -> (u16, Value) {
+        let Some(pod) = self.stored(target) else { return not_found() };
+        let all = |resource: &str| -> Vec<&Value> {
+            let is_of = |path: &str| {
+                let other = Target::of(path);
+                other.resource == resource && other.namespace == target.namespace
+            };
+            self.all.iter().filter(|(path, _)| is_of(path)).map(|(_, object)| object).collect()
+        };
+        match eviction::decide(pod, &all("pods"), &all("poddisruptionbudgets")) {
+            Ok(()) => {
+                self.mark_deleted(&target.object().unwrap_or_default());
+                (201, json!({"kind": "Status", "status": "Success"}))
+            }
+            Err(refusal) => refusal,
+        }
+    }
+
+    /// What has a finalizer stays until it is taken off, and a pod until its kubelet has stopped it.
+    /// <https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>
+    pub(super) fn mark_deleted(&mut self, path: &str) {
+        let Some(object) = self.all.get_mut(path) else { return };
+        let target = Target::of(path);
+        let runs = target.resource == "pods" && object["spec"]["nodeName"].is_string() && !eviction::has_ended(object);
+        if runs || has_finalizers(object) || target.has_contents() {
+            object["metadata"]["deletionTimestamp"] = json!(NOW);
+        } else {
+            self.all.remove(path);
+        }
+    }
+}
+
+/// Conditions are merged by their types.
+/// <https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/>
+pub(super) fn with_other_conditions(patch: &mut Value, old: &Value) {
+    let Some(changed) = patch["status"]["conditions"].as_array_mut() else { return };
+    let is_other = |condition: &&Value| changed.iter().all(|other| other["type"] != condition["type"]);
+    let others: Vec<Value> = list(&old["status"]["conditions"]).filter(is_other).cloned().collect();
+    changed.extend(others);
+    changed.sort_by_key(|condition| text(&condition["type"]));
+}
+
+pub(super) fn is_ending(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+pub(super) fn has_finalizers(object: &Value) -> bool {
+    list(&object["metadata"]["finalizers"]).next().is_some()
+}
+
+pub(super) fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+pub(super) fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn not_found() -> (u16, Value) {
+    failure(404, "NotFound")
+}

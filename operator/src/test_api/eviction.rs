@@ -1,0 +1,167 @@
+//! Whether a [`Cluster`](super::cluster::Cluster) lets a pod be evicted.
+//! <https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/#how-api-initiated-eviction-works>
+
+use serde_json::{Value, json};
+
+use super::cluster::{is_ending, list, text};
+
+/// What the eviction of `pod` is answered, beside all pods and budgets of its namespace.
+pub(super) fn decide(pod: &Value, pods: &[&Value], budgets: &[&Value]) -> Result<(), (u16, Value)> {
+    // What has not started, has ended, or ends anyway disrupts nothing.
+    if pod["status"]["phase"].as_str().is_none_or(|phase| phase == "Pending") || has_ended(pod) || is_ending(pod) {
+        return Ok(());
+    }
+    let mut budgets = budgets.iter().filter(|budget| selects(budget, pod));
+    let Some(budget) = budgets.next() else { return Ok(()) };
+    if budgets.next().is_some() {
+        return refusal(500, "InternalError", "this pod has more than one PodDisruptionBudget");
+    }
+    // <https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/pod-disruption-budget-v1/#PodDisruptionBudgetStatus>
+    let healthy = pods.iter().filter(|pod| selects(budget, pod) && is_ready(pod) && !is_ending(pod)).count();
+    let desired = budget["spec"]["minAvailable"].as_u64().and_then(|number| usize::try_from(number).ok());
+    let desired = desired.expect("budgets of these tests have a number as minAvailable");
+    if !is_ready(pod) {
+        // `IfHealthyBudget` is the default: what is not healthy goes only while the application is not disrupted.
+        // <https://kubernetes.io/docs/tasks/run-application/configure-pdb/#unhealthy-pod-eviction-policy>
+        let always = budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow";
+        if always || healthy >= desired && desired > 0 {
+            return Ok(());
+        }
+    }
+    match healthy > desired {
+        true => Ok(()),
+        false => refusal(429, "TooManyRequests", &format!("the budget needs {desired} healthy pods and has {healthy}")),
+    }
+}
+
+fn selects(budget: &Value, pod: &Value) -> bool {
+    let mut labels = budget["spec"]["selector"]["matchLabels"].as_object().into_iter().flatten().peekable();
+    labels.peek().is_some() && labels.all(|(label, value)| pod["metadata"]["labels"][label] == *value)
+}
+
+fn is_ready(pod: &Value) -> bool {
+    list(&pod["status"]["conditions"]).any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+}
+
+pub(super) fn has_ended(pod: &Value) -> bool {
+    matches!(text(&pod["status"]["phase"]).as_str(), "Succeeded" | "Failed")
+}
+
+fn refusal(code: u16, reason: &str, message: &str) -> Result<(), (u16, Value)> {
+    Err((code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message})))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Method;
+    use tailwind_report::report::BackupReport;
+
+    use super::super::shop::{ORDERS, PODS, Shop};
+    use super::*;
+    use crate::plan::plan;
+    #[cfg(feature = "planted-bugs")]
+    use crate::planted::{self, Bug};
+
+    const BUDGET: &str = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets/orders-tailwind-backup";
+
+    /// Three members, all well.
+    async fn members() -> (Shop, Vec<String>) {
+        let shop = Shop::with_backups(json!({"backups": 3})).await;
+        let members = shop.backups();
+        shop.write_log(&members).await;
+        assert_eq!(min_available(&shop), 2);
+        (shop, members)
+    }
+
+    fn min_available(shop: &Shop) -> u64 {
+        shop.cluster.get(BUDGET).unwrap()["spec"]["minAvailable"].as_u64().unwrap()
+    }
+
+    /// The code that the eviction of this pod is answered.
+    fn evict(shop: &Shop, pod: &str) -> u16 {
+        shop.cluster.request(&Method::POST, &format!("{PODS}/{pod}/eviction"), "", &Value::Null).0
+    }
+
+    fn fail_fabric(shop: &Shop, pod: &str) {
+        let unready = json!({"status": {"conditions": [{"type": "ContainersReady", "status": "False"}]}});
+        shop.cluster.change(&format!("{PODS}/{pod}"), &unready);
+    }
+
+    /// Reports damage, and the operator has seen it.
+    async fn damage(shop: &Shop, pod: &str) {
+        let mut observed = shop.look().await;
+        let whole = observed.reports[pod].clone().unwrap();
+        observed.reports.insert(pod.to_owned(), Ok(BackupReport { damaged: 1, ..whole }));
+        shop.act(&observed).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_member_is_evicted_at_a_time() {
+        let (shop, members) = members().await;
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [201, 429, 429]);
+        shop.cluster.stop_deleted_pods();
+        assert_eq!(evict(&shop, &members[1]), 429, "the first one has no successor yet");
+    }
+
+    #[tokio::test]
+    async fn no_pod_is_evicted_beside_a_damaged_member() {
+        let (shop, members) = members().await;
+        damage(&shop, &members[1]).await;
+        assert!(min_available(&shop) > 3);
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        // Nor one that is not ready.
+        fail_fabric(&shop, &members[0]);
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+    }
+
+    #[tokio::test]
+    async fn no_member_is_evicted_while_the_fabric_has_failed() {
+        let (shop, members) = members().await;
+        members.iter().for_each(|member| fail_fabric(&shop, member));
+        shop.reconcile().await;
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+    }
+
+    #[tokio::test]
+    async fn a_surplus_pod_is_evicted_while_all_members_are_ready() {
+        for (failed, expected) in [(0, 201), (1, 429)] {
+            let shop = Shop::with_backups(json!({"backups": 4})).await;
+            let pods = shop.backups();
+            let (surplus, members) = pods.split_last().unwrap();
+            shop.write_log(members).await;
+            shop.cluster.change(ORDERS, &json!({"spec": {"backups": 3}}));
+            members.iter().take(failed).for_each(|member| fail_fabric(&shop, member));
+            // It stays, since it does not say what it holds.
+            let mut observed = shop.look().await;
+            observed.reports.remove(surplus);
+            assert!(!plan(&observed).actions.iter().any(|action| action.to_string().starts_with("delete")));
+            shop.act(&observed).await.unwrap();
+            assert_eq!(min_available(&shop), 3);
+            assert_eq!(evict(&shop, surplus), expected, "{failed} members are not ready");
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_that_hold_nothing_any_more_ask_no_budget() {
+        let (shop, members) = members().await;
+        damage(&shop, &members[1]).await;
+        shop.cluster.change(&format!("{PODS}/{}", members[0]), &json!({"status": {"phase": "Failed"}}));
+        assert_eq!(evict(&shop, &members[0]), 201);
+    }
+
+    /// What the tests above would not see, were the budget another one.
+    #[cfg(feature = "planted-bugs")]
+    #[tokio::test]
+    async fn planted_budgets_let_copies_go() {
+        planted::plant(Some(Bug::EvictsUnready));
+        let (shop, members) = members().await;
+        members.iter().for_each(|member| fail_fabric(&shop, member));
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [201; 3]);
+
+        planted::plant(Some(Bug::EvictsBesideDamage));
+        let (shop, members) = self::members().await;
+        damage(&shop, &members[1]).await;
+        assert_eq!(evict(&shop, &members[0]), 201);
+        planted::plant(None);
+    }
+}

@@ -1,0 +1,118 @@
+//! A group of the shop in a [`Cluster`], with the pods that the operator makes for it. A reconcile looks, plans and applies as
+//! the controller does; between these steps tests let others act.
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_GROUP};
+use tailwind_report::report::BackupReport;
+
+use super::cluster::Cluster;
+use crate::apply::apply;
+use crate::cache::group_ref;
+use crate::context::Context;
+use crate::error::Error;
+use crate::observe::{Observation, observe};
+use crate::observed::Observed;
+use crate::plan::plan;
+
+pub(super) const GROUPS: &str = "/apis/replication.tailwind.dev/v1alpha1/namespaces/shop/replicagroups";
+pub(super) const ORDERS: &str = "/apis/replication.tailwind.dev/v1alpha1/namespaces/shop/replicagroups/orders";
+pub(super) const PODS: &str = "/api/v1/namespaces/shop/pods";
+pub(super) const CLAIMS: &str = "/api/v1/namespaces/shop/persistentvolumeclaims";
+
+const LOG: &str = "0123456789abcdef0123456789abcdef";
+const BOOT: &str = "00";
+/// Nobody listens there: what backups report is put into what was observed.
+const ADDRESS: &str = "127.99.7.";
+
+pub(super) struct Shop {
+    pub(super) cluster: Cluster,
+    context: Context,
+}
+
+impl Shop {
+    /// The group `orders` of this spec, and nothing else.
+    pub(super) async fn open(spec: Value) -> Shop {
+        let cluster = Cluster::default();
+        cluster.create("/api/v1/namespaces", &json!({"metadata": {"name": "shop"}}));
+        let group = json!({
+            "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
+            "metadata": {"name": "orders", "annotations": {ANNOTATION_OPERATOR: "ops/tailwind"}, "generation": 1},
+            "spec": spec,
+        });
+        cluster.create(GROUPS, &group);
+        let (context, _) = super::context(cluster.client().await);
+        Shop { cluster, context }
+    }
+
+    /// What there is; backups whose containers run report that all is well.
+    pub(super) async fn look(&self) -> Observed {
+        let found = observe(&self.context, &group_ref("shop", "orders")).await.unwrap();
+        let Observation::Complete(mut observed) = found else { panic!("the group is there") };
+        let log = observed.log().map(|log| log.id.clone());
+        let running = observed.backups.iter().filter(|pod| crate::observed::is_running(pod)).map(ResourceExt::name_any);
+        let report = |name| {
+            let (boot, epoch) = (BOOT.to_owned(), u64::from(log.is_some()));
+            let well = BackupReport { boot, log: log.clone(), epoch, quarantined: Some(0), ..BackupReport::default() };
+            (name, Ok(well))
+        };
+        observed.reports = running.map(report).collect();
+        *observed
+    }
+
+    /// Plans from what was observed, and does it.
+    pub(super) async fn act(&self, observed: &Observed) -> Result<(), Error> {
+        apply(&self.context, observed, &plan(observed)).await
+    }
+
+    pub(super) async fn reconcile(&self) {
+        self.act(&self.look().await).await.unwrap();
+    }
+
+    /// A group of this spec whose backups all run, with disks where they have claims.
+    pub(super) async fn with_backups(spec: Value) -> Shop {
+        let shop = Shop::open(spec).await;
+        shop.reconcile().await;
+        for (number, name) in shop.cluster.names(PODS).iter().enumerate() {
+            let status = json!({
+                "phase": "Running", "podIP": format!("{ADDRESS}{}", number + 1),
+                "conditions": [{"type": "ContainersReady", "status": "True"}],
+            });
+            let patch = json!({"spec": {"nodeName": format!("n{number}")}, "status": status});
+            shop.cluster.change(&format!("{PODS}/{name}"), &patch);
+        }
+        for name in shop.cluster.names(CLAIMS) {
+            shop.cluster
+                .change(&format!("{CLAIMS}/{name}"), &json!({"spec": {"volumeName": format!("disk-of-{name}")}}));
+        }
+        shop
+    }
+
+    /// The app's pod writes a log to these backups, and the operator has seen it.
+    pub(super) async fn write_log(&self, members: &[String]) {
+        self.start_app("app-0", 100);
+        let member = |name: &String| json!({"name": name, "boot": BOOT, "control": format!("{ADDRESS}1:7420")});
+        let log = json!({
+            "id": LOG, "epoch": 1, "wonEpoch": 1, "claim": "0", "version": 1,
+            "primary": {"name": "app-0", "control": format!("{ADDRESS}100:7410")},
+            "members": members.iter().map(member).collect::<Value>(),
+        });
+        self.cluster.change(ORDERS, &json!({"status": {"log": log}}));
+        self.reconcile().await;
+    }
+
+    /// A pod of the app runs, at this address.
+    pub(super) fn start_app(&self, name: &str, address: u8) {
+        let pod = json!({
+            "metadata": {"name": name, "labels": {LABEL_GROUP: "orders"}},
+            "spec": {"nodeName": "n9", "containers": [{"name": "app"}]},
+            "status": {"phase": "Running", "podIP": format!("{ADDRESS}{address}")},
+        });
+        self.cluster.create(PODS, &pod);
+    }
+
+    /// The pods that the operator has made.
+    pub(super) fn backups(&self) -> Vec<String> {
+        self.cluster.names(PODS).into_iter().filter(|name| name.starts_with("orders-backup-")).collect()
+    }
+}
