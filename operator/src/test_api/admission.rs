@@ -102,3 +102,115 @@ fn refusal(policy: &str, reason: &str, why: &str) -> (u16, Value) {
     let message = format!("ValidatingAdmissionPolicy '{policy}' denied request: {why}");
     (code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use tailwind_crds::names::{ANNOTATION_DELETE_DEFINITION, ANNOTATION_DELETE_LOG};
+
+    use super::super::shop::{GROUPS, ORDERS, Shop};
+    use super::*;
+
+    const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+    const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    const DEFINITION: &str = "replicagroups.replication.tailwind.dev";
+
+    /// A shop with a log, in a cluster in which Tailwind is installed: with the chart's policies as they are rendered.
+    async fn installed() -> Shop {
+        let shop = Shop::with_backups(json!({})).await;
+        let manifest =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/install.yaml")).unwrap();
+        let documents = serde_yaml::Deserializer::from_str(&manifest);
+        let mut kinds = Vec::new();
+        for object in documents.map(|document| Value::deserialize(document).unwrap()) {
+            let collection = match object["kind"].as_str() {
+                Some("ValidatingAdmissionPolicy") => POLICIES.to_owned(),
+                Some("ValidatingAdmissionPolicyBinding") => POLICIES.replace("policies", "policybindings"),
+                Some("CustomResourceDefinition") => DEFINITIONS.to_owned(),
+                _ => continue,
+            };
+            shop.cluster.create(&collection, &object);
+            kinds.push(collection);
+        }
+        assert_eq!(kinds.len(), 5, "{kinds:?}");
+        shop.write_log(&shop.backups()).await;
+        shop
+    }
+
+    fn annotate(shop: &Shop, path: &str, annotation: &str, value: &str) {
+        shop.cluster.change(path, &json!({"metadata": {"annotations": {annotation: value}}}));
+    }
+
+    #[tokio::test]
+    async fn a_group_with_a_log_is_deleted_only_on_confirmation() {
+        let shop = installed().await;
+        let (code, answer) = shop.cluster.delete(ORDERS);
+        assert_eq!((code, &answer["reason"]), (403, &json!("Forbidden")), "{answer}");
+        let message = answer["message"].as_str().unwrap();
+        assert!(
+            message.ends_with("kubectl annotate rg orders replication.tailwind.dev/delete-log=orders"),
+            "{message}"
+        );
+        annotate(&shop, ORDERS, ANNOTATION_DELETE_LOG, "payments");
+        assert_eq!(shop.cluster.delete(ORDERS).0, 403);
+        assert!(shop.cluster.has(ORDERS) && shop.backups().len() == 3);
+
+        annotate(&shop, ORDERS, ANNOTATION_DELETE_LOG, "orders");
+        assert_eq!(shop.cluster.delete(ORDERS).0, 200);
+        shop.cluster.stop_deleted_pods();
+        assert!(!shop.cluster.has(ORDERS) && shop.backups().is_empty());
+    }
+
+    #[tokio::test]
+    async fn groups_without_a_log_and_other_objects_are_deleted_at_once() {
+        let shop = installed().await;
+        for status in [Value::Null, json!({"phase": "Pending"})] {
+            shop.cluster.create(GROUPS, &json!({"metadata": {"name": "fresh"}, "spec": {}, "status": status}));
+            assert_eq!(shop.cluster.delete(&format!("{GROUPS}/fresh")).0, 200);
+        }
+        shop.cluster.create(DEFINITIONS, &json!({"metadata": {"name": "orders.shop.example.com"}}));
+        assert_eq!(shop.cluster.delete(&format!("{DEFINITIONS}/orders.shop.example.com")).0, 200);
+    }
+
+    #[tokio::test]
+    async fn a_namespace_takes_its_groups_along() {
+        let shop = installed().await;
+        assert_eq!(shop.cluster.delete("/api/v1/namespaces/shop").0, 200);
+        assert!(!shop.cluster.has(ORDERS));
+        shop.cluster.stop_deleted_pods();
+        assert!(!shop.cluster.has("/api/v1/namespaces/shop"), "nothing keeps the namespace");
+    }
+
+    #[tokio::test]
+    async fn the_definition_takes_no_group_along_without_confirmation() {
+        let shop = installed().await;
+        let path = format!("{DEFINITIONS}/{DEFINITION}");
+        let (code, answer) = shop.cluster.delete(&path);
+        assert_eq!((code, &answer["reason"]), (403, &json!("Forbidden")), "{answer}");
+        annotate(&shop, &path, ANNOTATION_DELETE_DEFINITION, "true");
+        assert_eq!(shop.cluster.delete(&path).0, 403);
+        assert!(shop.cluster.has(ORDERS) && shop.cluster.has(&path));
+
+        annotate(&shop, &path, ANNOTATION_DELETE_DEFINITION, DEFINITION);
+        assert_eq!(shop.cluster.delete(&path).0, 200);
+        assert!(!shop.cluster.has(ORDERS) && !shop.cluster.has(&path));
+    }
+
+    /// What refuses is the policy, by its binding and with what it says of failures.
+    #[tokio::test]
+    async fn a_policy_refuses_only_as_its_binding_says() {
+        let deletes = |shop: &Shop| shop.cluster.delete(ORDERS).0;
+        let binding = format!("{}/tailwind-operator-deletion", POLICIES.replace("policies", "policybindings"));
+        let policy = format!("{POLICIES}/tailwind-operator-deletion");
+        let failing = json!({"spec": {"validations": [{"expression": "1 / 0 == 1"}]}});
+
+        let shop = installed().await;
+        shop.cluster.change(&policy, &failing);
+        assert_eq!(deletes(&shop), 422, "Invalid is the default reason");
+        shop.cluster.change(&policy, &json!({"spec": {"failurePolicy": "Ignore"}}));
+        assert_eq!(deletes(&shop), 200);
+        let shop = installed().await;
+        shop.cluster.change(&binding, &json!({"spec": {"validationActions": ["Warn", "Audit"]}}));
+        assert_eq!(deletes(&shop), 200);
+    }
+}

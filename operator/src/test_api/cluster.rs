@@ -115,8 +115,17 @@ impl Cluster {
         assert_eq!(code, 200, "{answer}");
     }
 
+    /// Somebody deletes this object.
+    pub(super) fn delete(&self, path: &str) -> (u16, Value) {
+        self.request(&Method::DELETE, path, "", &Value::Null)
+    }
+
     pub(super) fn get(&self, path: &str) -> Option<Value> {
         self.0.lock().unwrap().all.get(path).cloned()
+    }
+
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.get(path).is_some()
     }
 
     /// The names of the objects of a collection.
