@@ -2,6 +2,7 @@
 //! documents, with a [shop](shop::Shop) in it whose group the operator looks after.
 
 mod admission;
+mod claims;
 mod cluster;
 mod controllers;
 mod eviction;

@@ -115,4 +115,13 @@ impl Shop {
     pub(super) fn backups(&self) -> Vec<String> {
         self.cluster.names(PODS).into_iter().filter(|name| name.starts_with("orders-backup-")).collect()
     }
+
+    pub(super) fn pod(&self, name: &str) -> Option<Value> {
+        self.cluster.get(&format!("{PODS}/{name}"))
+    }
+
+    /// The claim of this member.
+    pub(super) fn claim(&self, member: &str) -> Option<Value> {
+        self.cluster.get(&format!("{CLAIMS}/{member}-flush"))
+    }
 }

@@ -1,0 +1,207 @@
+//! What becomes of members' claims in a cluster that keeps a claim while a pod uses it, and in which somebody else may act
+//! between a look and what follows from it.
+
+#![cfg(test)]
+
+use serde_json::{Value, json};
+use tailwind_crds::names::{ANNOTATION_ATTEMPT, LABEL_BACKUP_OF, LABEL_RETAINED_OF};
+
+use super::cluster::is_ending;
+use super::shop::{CLAIMS, ORDERS, PODS, Shop};
+use crate::observed::Observed;
+use crate::plan::{Action, plan};
+
+/// Durability `Flushed`, on claims with which this is done when their members leave.
+fn spec(backups: u8, when_removed: &str) -> Value {
+    let claim = json!({"size": "20Gi", "whenRemoved": when_removed});
+    json!({"backups": backups, "durability": "Flushed", "flushVolume": {"claim": claim}})
+}
+
+/// Two backups, of which the second one is to leave: neither holds anything.
+async fn one_too_many(when_removed: &str) -> (Shop, [String; 2]) {
+    let shop = Shop::with_backups(spec(2, when_removed)).await;
+    let backups: [String; 2] = shop.backups().try_into().unwrap();
+    shop.cluster.change(ORDERS, &json!({"spec": {"backups": 1}}));
+    (shop, backups)
+}
+
+/// One backup, whose pod has been evicted by its node.
+async fn ended() -> (Shop, String) {
+    let shop = Shop::with_backups(spec(1, "Delete")).await;
+    let backup = shop.backups().remove(0);
+    let status = json!({"phase": "Failed", "reason": "Evicted"});
+    shop.cluster.change(&format!("{PODS}/{backup}"), &json!({"status": status}));
+    (shop, backup)
+}
+
+/// Somebody deletes the claim, takes off its finalizer and makes another one of its name, with another disk.
+fn replace_claim(shop: &Shop, member: &str) -> Value {
+    let path = format!("{CLAIMS}/{member}-flush");
+    let mut claim = shop.claim(member).unwrap();
+    assert_eq!(shop.cluster.delete(&path).0, 200);
+    shop.cluster.change(&path, &json!({"metadata": {"finalizers": []}}));
+    assert!(!shop.cluster.has(&path));
+    claim["spec"]["volumeName"] = json!("another disk");
+    shop.cluster.create(CLAIMS, &claim)
+}
+
+fn planned(observed: &Observed) -> Vec<String> {
+    plan(observed).actions.iter().filter(|action| matches!(action, Action::Delete(_))).map(Action::to_string).collect()
+}
+
+#[tokio::test]
+async fn a_claim_goes_with_its_pod_and_not_before() {
+    let (shop, [stays, leaves]) = one_too_many("Delete").await;
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed), [format!("delete pod {leaves}, and delete its claim")]);
+    shop.act(&observed).await.unwrap();
+    assert!(is_ending(&shop.pod(&leaves).unwrap()) && is_ending(&shop.claim(&leaves).unwrap()));
+    // Nothing else happens while it ends.
+    shop.reconcile().await;
+    assert!(shop.pod(&leaves).is_some() && shop.claim(&leaves).is_some());
+    shop.cluster.stop_deleted_pods();
+    assert_eq!((shop.pod(&leaves), shop.claim(&leaves)), (None, None));
+    assert!(!is_ending(&shop.pod(&stays).unwrap()) && !is_ending(&shop.claim(&stays).unwrap()));
+}
+
+/// The claim is asked for first: a pod whose claim cannot go stays with it.
+#[tokio::test]
+async fn a_pod_stays_if_its_claim_may_not_be_deleted() {
+    const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+    let (shop, [_, leaves]) = one_too_many("Delete").await;
+    let claims = json!({
+        "apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["persistentvolumeclaims"],
+    });
+    let never = json!([{"expression": "false", "message": "nobody deletes disks"}]);
+    let spec = json!({"matchConstraints": {"resourceRules": [claims]}, "validations": never});
+    shop.cluster.create(POLICIES, &json!({"metadata": {"name": "disks"}, "spec": spec}));
+    let spec = json!({"policyName": "disks", "validationActions": ["Deny"]});
+    let bindings = POLICIES.replace("policies", "policybindings");
+    shop.cluster.create(&bindings, &json!({"metadata": {"name": "disks"}, "spec": spec}));
+    let error = shop.act(&shop.look().await).await.unwrap_err().to_string();
+    assert!(error.contains("nobody deletes disks"), "{error}");
+    assert!(!is_ending(&shop.pod(&leaves).unwrap()) && !is_ending(&shop.claim(&leaves).unwrap()));
+}
+
+#[tokio::test]
+async fn a_retained_claim_outlives_pod_and_group() {
+    let (shop, [stays, leaves]) = one_too_many("Retain").await;
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed), [format!("delete pod {leaves}, and retain its claim")]);
+    shop.act(&observed).await.unwrap();
+    shop.cluster.stop_deleted_pods();
+    assert_eq!(shop.pod(&leaves), None);
+    let labels = &shop.claim(&leaves).unwrap()["metadata"]["labels"];
+    assert_eq!((&labels[LABEL_BACKUP_OF], &labels[LABEL_RETAINED_OF]), (&Value::Null, &json!("orders")));
+    shop.cluster.delete(ORDERS);
+    shop.cluster.stop_deleted_pods();
+    assert!(shop.backups().is_empty());
+    assert!(!is_ending(&shop.claim(&leaves).unwrap()) && !is_ending(&shop.claim(&stays).unwrap()));
+}
+
+/// A claim that was made to go with the group is released when its member leaves, if nobody reports what is on it.
+#[tokio::test]
+async fn a_released_claim_outlives_the_group_that_owned_it() {
+    let (shop, [stays, leaves]) = one_too_many("Delete").await;
+    shop.cluster.change(ORDERS, &json!({"spec": {"flushVolume": {"claim": {"whenRemoved": "Retain"}}}}));
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed), [format!("delete pod {leaves}, and retain its claim")]);
+    shop.act(&observed).await.unwrap();
+    shop.cluster.change(ORDERS, &json!({"spec": {"flushVolume": {"claim": {"whenRemoved": "Delete"}}}}));
+    shop.reconcile().await;
+    shop.cluster.delete(ORDERS);
+    shop.cluster.stop_deleted_pods();
+    assert_eq!((shop.claim(&stays), shop.claim(&leaves).is_some()), (None, true));
+}
+
+#[tokio::test]
+async fn a_kept_claim_is_taken_up_by_the_next_pod() {
+    let (shop, backup) = ended().await;
+    let claim = shop.claim(&backup).unwrap();
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed), [format!("delete pod {backup}, and keep its claim")]);
+    shop.act(&observed).await.unwrap();
+    assert_eq!(shop.pod(&backup), None);
+    shop.reconcile().await;
+    let pod = shop.pod(&backup).unwrap();
+    assert_eq!(pod["metadata"]["annotations"][ANNOTATION_ATTEMPT], "1");
+    assert!(pod.to_string().contains(&format!("{backup}-flush")));
+    let now = shop.claim(&backup).unwrap();
+    assert_eq!((&now["metadata"]["uid"], &now["spec"]), (&claim["metadata"]["uid"], &claim["spec"]));
+}
+
+#[tokio::test]
+async fn an_ended_pod_stays_if_its_claim_was_deleted_meanwhile() {
+    let (shop, backup) = ended().await;
+    let observed = shop.look().await;
+    assert_eq!(shop.cluster.delete(&format!("{CLAIMS}/{backup}-flush")).0, 200);
+    assert!(is_ending(&shop.claim(&backup).unwrap()), "the pod is still there");
+    let error = shop.act(&observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("claim {backup}-flush has no disk any more")), "{error}");
+    assert!(shop.pod(&backup).is_some());
+}
+
+#[tokio::test]
+async fn an_ended_pod_stays_if_its_claim_is_another_one_by_now() {
+    let (shop, backup) = ended().await;
+    let observed = shop.look().await;
+    let another = replace_claim(&shop, &backup);
+    shop.act(&observed).await.unwrap_err();
+    assert!(shop.pod(&backup).is_some());
+    assert_eq!(shop.claim(&backup), Some(another), "nothing is written to it");
+}
+
+#[tokio::test]
+async fn only_the_very_pod_and_claim_that_were_seen_are_deleted() {
+    let (shop, [_, leaves]) = one_too_many("Delete").await;
+    let observed = shop.look().await;
+    let another = replace_claim(&shop, &leaves);
+    shop.cluster.delete(&format!("{PODS}/{leaves}"));
+    let mut pod = shop.pod(&leaves).unwrap();
+    shop.cluster.stop_deleted_pods();
+    pod["metadata"].as_object_mut().unwrap().remove("deletionTimestamp");
+    let pod = shop.cluster.create(PODS, &pod);
+    shop.act(&observed).await.unwrap();
+    assert_eq!(shop.claim(&leaves), Some(another));
+    let now = shop.pod(&leaves).unwrap();
+    assert!(now["metadata"]["uid"] == pod["metadata"]["uid"] && !is_ending(&now));
+}
+
+#[tokio::test]
+async fn a_claim_that_is_there_already_keeps_its_disk() {
+    let shop = Shop::open(spec(1, "Delete")).await;
+    let observed = shop.look().await;
+    let actions = plan(&observed).actions;
+    let made = actions.iter().find_map(|action| match action {
+        Action::Claim(owned) => Some(json!(owned.object)),
+        _ => None,
+    });
+    // Somebody has put back a claim that was retained, with the member's files.
+    let mut kept = made.unwrap();
+    kept["spec"] = json!({"volumeName": "a disk", "resources": {"requests": {"storage": "10Gi"}}});
+    let owners = std::mem::take(&mut kept["metadata"]["ownerReferences"]);
+    let kept = shop.cluster.create(CLAIMS, &kept);
+    shop.act(&observed).await.unwrap();
+    let now = shop.claim(&shop.backups()[0]).unwrap();
+    assert_eq!((&now["spec"], &now["metadata"]["uid"]), (&kept["spec"], &kept["metadata"]["uid"]));
+    assert_eq!(now["metadata"]["ownerReferences"], owners);
+}
+
+/// A node that is deleted takes its pods along. A generic ephemeral volume belongs to its pod, a member's claim does not.
+#[tokio::test]
+async fn a_members_disk_outlives_the_deletion_of_its_pod() {
+    let shop = Shop::with_backups(spec(1, "Delete")).await;
+    let backup = shop.backups().remove(0);
+    let disk = json!({"name": "disk", "ephemeral": {"volumeClaimTemplate": {"spec": {"volumeName": "another disk"}}}});
+    let other = json!({"metadata": {"name": "other"}, "spec": {"nodeName": "n0", "volumes": [disk]}});
+    shop.cluster.create(PODS, &other);
+    assert!(shop.cluster.has(&format!("{CLAIMS}/other-disk")));
+    for pod in [backup.as_str(), "other"] {
+        shop.cluster.delete(&format!("{PODS}/{pod}"));
+    }
+    shop.cluster.stop_deleted_pods();
+    assert!(!shop.cluster.has(&format!("{CLAIMS}/other-disk")));
+    let claim = shop.claim(&backup).unwrap();
+    shop.reconcile().await;
+    assert_eq!((shop.backups(), shop.claim(&backup)), (vec![backup.clone()], Some(claim)));
+}
