@@ -5,6 +5,7 @@ mod admission;
 mod claims;
 mod cluster;
 mod controllers;
+mod endpoints;
 mod eviction;
 mod shop;
 
