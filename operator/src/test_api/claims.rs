@@ -8,6 +8,7 @@ use tailwind_crds::names::{ANNOTATION_ATTEMPT, LABEL_BACKUP_OF, LABEL_RETAINED_O
 
 use super::cluster::is_ending;
 use super::shop::{CLAIMS, ORDERS, PODS, Shop};
+use crate::error::Class;
 use crate::observed::Observed;
 use crate::plan::{Action, plan};
 
@@ -204,4 +205,36 @@ async fn a_members_disk_outlives_the_deletion_of_its_pod() {
     let claim = shop.claim(&backup).unwrap();
     shop.reconcile().await;
     assert_eq!((shop.backups(), shop.claim(&backup)), (vec![backup.clone()], Some(claim)));
+}
+
+/// Right before a member is removed, those that hold the log are asked once more. Here nobody answers.
+#[tokio::test]
+async fn a_member_and_its_claim_stay_if_the_others_do_not_answer() {
+    let shop = Shop::with_backups(spec(3, "Delete")).await;
+    shop.write_log(&shop.backups()).await;
+    shop.cluster.change(ORDERS, &json!({"spec": {"backups": 2}}));
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed).len(), 1);
+    let error = shop.act(&observed).await.unwrap_err().to_string();
+    assert!(error.contains("does not report: no answer"), "{error}");
+    assert_nothing_ends(&shop, 3);
+}
+
+/// An app has started meanwhile, and writes its log to both.
+#[tokio::test]
+async fn a_pod_and_its_claim_stay_if_the_log_has_changed() {
+    let (shop, backups) = one_too_many("Delete").await;
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed).len(), 1);
+    shop.start_log(&backups);
+    let error = shop.act(&observed).await.unwrap_err();
+    assert_eq!(error.class(), Class::Conflict, "{error}");
+    assert_nothing_ends(&shop, 2);
+}
+
+fn assert_nothing_ends(shop: &Shop, backups: usize) {
+    assert_eq!(shop.backups().len(), backups);
+    for backup in shop.backups() {
+        assert!(!is_ending(&shop.pod(&backup).unwrap()) && !is_ending(&shop.claim(&backup).unwrap()), "{backup}");
+    }
 }

@@ -90,6 +90,12 @@ impl Shop {
 
     /// The app's pod writes a log to these backups, and the operator has seen it.
     pub(super) async fn write_log(&self, members: &[String]) {
+        self.start_log(members);
+        self.reconcile().await;
+    }
+
+    /// The app's pod writes a log to these backups.
+    pub(super) fn start_log(&self, members: &[String]) {
         self.start_app("app-0", 100);
         let member = |name: &String| json!({"name": name, "boot": BOOT, "control": format!("{ADDRESS}1:7420")});
         let log = json!({
@@ -98,7 +104,6 @@ impl Shop {
             "members": members.iter().map(member).collect::<Value>(),
         });
         self.cluster.change(ORDERS, &json!({"status": {"log": log}}));
-        self.reconcile().await;
     }
 
     /// A pod of the app runs, at this address.
