@@ -51,7 +51,7 @@ impl fmt::Display for BoundedBy {
 
 /// Room on the disk of a flush folder, in bytes.
 struct Room {
-    /// Of the disk.
+    /// All of it.
     total: u64,
     /// What the folder holds, and what is free.
     usable: u64,
@@ -94,9 +94,10 @@ fn room(folder: &Path) -> io::Result<Room> {
 fn least(option: Option<u64>, ephemeral_storage: Option<u64>, room: &Room, segment: u64) -> FlushBound {
     // A new file of a segment is whole before the older one goes.
     let within = |bytes: u64| (bytes - bytes / MARGIN).saturating_sub(segment);
+    // A volume of its own may be filled by others for a while, and then flushes wait. Of a node's disk others have their part.
     let disk = match ephemeral_storage {
         Some(_) => room.usable.saturating_sub(room.total / 100 * NODE_PERCENT),
-        None => room.usable,
+        None => room.total,
     };
     let limit = ephemeral_storage.map(|bytes| within(bytes.saturating_sub(LOG_BYTES)));
     let others = [(option, BoundedBy::Option), (limit, BoundedBy::EphemeralStorage)];
@@ -119,9 +120,9 @@ mod tests {
                 least(option.map(|bytes| bytes * MI), limit.map(|bytes| bytes * MI), &room, 8 * MI);
             (bytes / MI, from)
         };
-        assert_eq!(bound(None, None, 10_000, 1000), (942, BoundedBy::Disk));
-        assert_eq!(bound(Some(500), None, 10_000, 1000), (500, BoundedBy::Option));
-        assert_eq!(bound(Some(5000), None, 10_000, 1000), (942, BoundedBy::Disk));
+        assert_eq!(bound(None, None, 1000, 0), (942, BoundedBy::Disk));
+        assert_eq!(bound(Some(500), None, 1000, 0), (500, BoundedBy::Option));
+        assert_eq!(bound(Some(5000), None, 1000, 0), (942, BoundedBy::Disk));
         // A limit that nobody wrote into the spec.
         assert_eq!(bound(None, Some(564), 10_000, 9000), (467, BoundedBy::EphemeralStorage));
         assert_eq!(bound(Some(5000), Some(564), 10_000, 9000), (467, BoundedBy::EphemeralStorage));
