@@ -53,17 +53,18 @@ pub(super) async fn still_held(
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 
-/// Whether the claim on which a member's files shall stay is there, with its disk.
+/// Whether the claim on which a member's files shall stay is there, and is the one that was seen.
 pub(super) async fn still_claimed(
     claims: &Api<DynamicObject>,
+    observed: &Observed,
     licence: &Licence,
     doing: impl Fn() -> String,
 ) -> Result<(), Error> {
     let Some(name) = licence.claim() else { return Ok(()) };
     let claim = claims.get_opt(name).await.doing(&doing)?;
-    let is_there = |claim: &DynamicObject| {
-        claim.metadata.deletion_timestamp.is_none() && claim.data["spec"]["volumeName"].is_string()
-    };
+    let mut seen = observed.objects.iter().filter(|owned| owned.kind == Kind::Claim);
+    let seen = seen.find(|owned| owned.object.name_any() == name).and_then(|owned| owned.object.uid());
+    let is_there = |claim: &DynamicObject| claim.metadata.deletion_timestamp.is_none() && claim.uid() == seen;
     match claim.as_ref().is_some_and(is_there) {
         true => Ok(()),
         false => Err(Error { doing: doing(), source: Cause::NotHeld(format!("claim {name} has no disk any more")) }),

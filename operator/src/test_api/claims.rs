@@ -183,6 +183,8 @@ async fn a_claim_that_is_there_already_keeps_its_disk() {
     let owners = std::mem::take(&mut kept["metadata"]["ownerReferences"]);
     let kept = shop.cluster.create(CLAIMS, &kept);
     shop.act(&observed).await.unwrap();
+    // The next plan makes the group its owner.
+    shop.reconcile().await;
     let now = shop.claim(&shop.backups()[0]).unwrap();
     assert_eq!((&now["spec"], &now["metadata"]["uid"]), (&kept["spec"], &kept["metadata"]["uid"]));
     assert_eq!(now["metadata"]["ownerReferences"], owners);
