@@ -30,7 +30,8 @@ use crate::objects::{Kind, Owned, owner};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::news::news;
-use crate::plan::{Action, Plan, Removal, status};
+use crate::plan::removal::Removal;
+use crate::plan::{Action, Plan, status};
 use crate::secrets::{self, CaSecret};
 
 /// Who writes, as the API server remembers it.

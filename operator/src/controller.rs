@@ -286,8 +286,8 @@ mod tests {
 
     use super::*;
     use crate::cache::{Writers, group_ref};
-    use crate::plan::backups::{Removal, RemovalReason};
     use crate::plan::licence::Licence;
+    use crate::plan::removal::{Removal, RemovalReason};
     use crate::test_api::{self, failure};
 
     /// An API server with one group and nothing else, which takes changes of its status; and the calls that it has got.

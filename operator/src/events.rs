@@ -65,7 +65,7 @@ mod tests {
     use tailwind_crds::Phase;
 
     use super::*;
-    use crate::plan::backups::RemovalReason;
+    use crate::plan::removal::RemovalReason;
     use crate::test_api;
 
     #[tokio::test]

@@ -15,7 +15,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 use tailwind_runtime::metrics::Snapshot;
 
-use crate::plan::{Action, Removal};
+use crate::plan::Action;
+use crate::plan::removal::Removal;
 use crate::rollouts::Rollouts;
 
 /// All metrics.

@@ -9,7 +9,7 @@
 mod action;
 mod answer;
 pub mod backup_pod;
-pub mod backups;
+mod backups;
 mod candidate;
 pub mod certificates;
 mod conditions;
@@ -21,6 +21,7 @@ pub(crate) mod phase;
 mod placement;
 mod primary;
 mod readers;
+pub mod removal;
 mod rollout;
 pub(crate) mod status;
 mod switchover;
@@ -42,7 +43,6 @@ use crate::objects::{Kind, Owned, claim, disruption, is_owned, pod, roles, servi
 use crate::observed::{Certificates, Observed};
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
-pub use backups::Removal;
 use group_state::GroupState;
 use primary::{Leading, Primary, Standby};
 pub(crate) use readers::{SHOWN_MAX as READERS_SHOWN_MAX, stale as stale_readers};
@@ -370,9 +370,9 @@ mod tests {
             texts::<Notice>(),
             texts::<backup_pod::PodFailure>(),
             texts::<backup_pod::Leave>(),
-            texts::<backups::Advice>(),
-            texts::<backups::RemovalReason>(),
-            texts::<backups::Replacement>(),
+            texts::<removal::Advice>(),
+            texts::<removal::RemovalReason>(),
+            texts::<removal::Replacement>(),
             texts::<licence::Evidence>(),
             texts::<licence::NotWhole>(),
             texts::<licence::Withheld>(),

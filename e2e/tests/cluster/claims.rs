@@ -46,7 +46,8 @@ fn claims(group: &OperatedGroup<'_>) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn set(group: &Value) -> Vec<(String, String)> {
+/// The members with their identities, in whichever order a promotion has put them.
+fn set(group: &Value) -> BTreeMap<String, String> {
     let members = group["status"]["log"]["members"].as_array().cloned().unwrap_or_default();
     members.iter().map(|member| (text(member, "/name").to_owned(), text(member, "/boot").to_owned())).collect()
 }

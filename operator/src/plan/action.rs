@@ -14,8 +14,8 @@ use strum::{AsRefStr, EnumIter};
 use tailwind_crds::names::{ANNOTATION_ATTEMPT, flush_claim};
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
-use super::backups::{Removal, RemovalReason};
 use super::certificates::CertificateStep;
+use super::removal::{Removal, RemovalReason};
 use super::rollout::Rollout;
 use super::switchover::HandoverReason;
 use crate::objects::Owned;

@@ -10,11 +10,11 @@ use strum::{AsRefStr, EnumIter, VariantNames};
 use tailwind_report::Positions;
 
 use super::backup_pod::PodFailure;
-use super::backups::Replacement;
 use super::candidate::Candidate;
 use super::count::Count;
 use super::phase::PhaseReason;
 use super::placement::Survey;
+use super::removal::Replacement;
 use super::trouble::{Damage, NoReport, Trouble};
 
 /// An answer to a condition's question.

@@ -9,25 +9,25 @@
 //!    and one whose node is to be emptied stays until it is evicted, which the budget allows.
 //! 3. What is missing is made. A member whose pod or node is dead counts as missing, and stays until the set has let it go.
 //!
-//! A pod is removed only with a [`Licence`]: the proof that it does not hold what nobody else does.
+//! A pod is removed only with a [`Licence`](super::licence::Licence): the proof that it does not hold what nobody else does. What
+//! becomes of the members' disks is decided in [`claims`].
+
+mod claims;
 
 use std::collections::BTreeSet;
-use std::fmt;
 
-use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use strum::EnumIter;
-use tailwind_crds::names::flush_claim;
-use tailwind_crds::{OnCordon, WhenRemoved};
+use tailwind_crds::OnCordon;
 
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::count::Count;
 use super::group_state::GroupState;
-use super::licence::{Licence, Withheld, claim_licence, hibernation_licence, is_any_damaged, is_damaged, licence};
+use super::licence::{claim_licence, is_any_damaged, is_damaged, licence};
 use super::placement::{Survey, survey};
+use super::removal::{Advice, Removal, RemovalReason, Replacement};
 use super::rollout::Rollout;
-use crate::objects::claim::{ClaimEnd, ClaimStep, MemberClaim};
+use crate::objects::claim::ClaimEnd;
 use crate::objects::disruption::Exit;
 use crate::objects::flush;
 use crate::objects::pod::{Creation, backup};
@@ -36,8 +36,6 @@ use crate::planted::{self, Bug};
 
 /// Most members that a log has: seven, and one more while a backup moves.
 const MEMBERS_MAX: u8 = 8;
-/// Failures in a row after which a member gives up a claim of which nobody says what is on it.
-const RETURNS_MAX: u32 = 4;
 /// The wait after a second failure in a row; it doubles with each.
 const BACKOFF_FIRST: SignedDuration = SignedDuration::from_secs(10);
 /// The longest wait.
@@ -63,119 +61,6 @@ pub(crate) struct BackupPlan {
     pub(crate) exit: Exit,
     /// How far the replacement of outdated backups is.
     pub(crate) rollout: Rollout,
-}
-
-/// A pod to be removed, with its claim if that is not to be taken up again; or the claim of a pod that is gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Removal {
-    /// The pod, and the member.
-    pub name: String,
-    /// Which pod of that name.
-    pub pod: Option<String>,
-    /// What becomes of its claim.
-    pub claim: Option<ClaimStep>,
-    /// Why.
-    pub reason: RemovalReason,
-    /// Pods that have to be made before: where one of them is refused, this one stays.
-    pub after: Vec<String>,
-    /// What shows that nothing is lost with it.
-    pub licence: Licence,
-}
-
-impl fmt::Display for Removal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = self.claim.as_ref().map(|step| step.end);
-        match (&self.pod, end) {
-            (Some(_), Some(end)) => write!(f, "delete pod {}, and {end} its claim", self.name),
-            (Some(_), None) => write!(f, "delete pod {}", self.name),
-            (None, end) => write!(f, "{} claim {}", end.unwrap_or_default(), flush_claim(&self.name)),
-        }
-    }
-}
-
-/// Why a backup pod is removed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
-pub enum RemovalReason {
-    /// it has failed: {0}
-    Failed(PodFailure),
-    /// {0}
-    Leaves(Leave),
-    /// {0}, and no other node can take a backup before it has gone
-    LeavesFirst(Leave),
-    /// there are more backups than spec.backups
-    #[default]
-    Surplus,
-    /// spec.hibernate is true
-    Hibernates,
-}
-
-/// How far the replacement of a pod that works is. The name is that of the pod that leaves.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
-pub(crate) enum Replacement {
-    /// replacing {0}, because {1}
-    OutsideSet(String, Leave),
-    /// {0} leaves next ({1}), when the set has let go the one before
-    AfterLeavingMember(String, Leave),
-    /// {0} leaves, because {1}; its successor is in the set
-    AfterSuccessor(String, Leave),
-    /// a successor of {0} is catching up ({1})
-    SuccessorCatchesUp(String, Leave),
-    /// {0} leaves next ({1}), when the others are in the set
-    AfterOthersJoin(String, Leave),
-    /// {0} leaves next ({1}), when {2} has ended and its node is free
-    AfterEndingPod(String, Leave, String),
-    /// creating a successor of {0} ({1})
-    CreatesSuccessor(String, Leave),
-    /// {0} leaves next ({1}): a backup that failed several times is replaced first, after a pause
-    AfterPause(String, Leave),
-    /// {0} leaves first, because {1} and no other node is free
-    BeforeSuccessor(String, Leave),
-    /// {0} leaves, since spec.backups is {1}
-    ScaledDown(String, usize),
-    /// {0} should go, and stays: {1}
-    Kept(String, Withheld),
-    /// the group hibernates when no pod of the app is left: remove {0}
-    HibernatesAfter(Count),
-    /// {pod} stays on {node}, although {why}, until another node can take a backup or it is evicted. {survey}
-    NoNode { pod: String, node: String, why: Leave, survey: Survey },
-    /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
-    /// app
-    NoPrimary { pod: String, node: String, why: Leave },
-    /// {pod} should leave {node}, because {why}. No other node can take a backup and without it {left} of minInSync
-    /// {floor} copies would be left: {advice}. {survey}
-    TooFewCopies { pod: String, node: String, why: Leave, left: usize, floor: usize, advice: Advice, survey: Survey },
-    /// {pod} should leave {node}, because {why}. No other node can take a backup and not every other backup is in the
-    /// set: {advice}. {survey}
-    OthersOutsideSet { pod: String, node: String, why: Leave, advice: Advice, survey: Survey },
-}
-
-impl Replacement {
-    /// Whether it begins with this plan.
-    pub(crate) fn is_next(&self) -> bool {
-        matches!(self, Replacement::CreatesSuccessor(..) | Replacement::BeforeSuccessor(..))
-    }
-
-    /// Whether it waits for something that the operator cannot do.
-    pub(crate) fn is_blocked(&self) -> bool {
-        match self {
-            Replacement::NoPrimary { .. }
-            | Replacement::NoNode { .. }
-            | Replacement::TooFewCopies { .. }
-            | Replacement::OthersOutsideSet { .. } => true,
-            Replacement::Kept(_, withheld) => !withheld.is_brief(),
-            _ => false,
-        }
-    }
-}
-
-/// What a person can do for a pod that cannot leave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
-pub(crate) enum Advice {
-    /// free or add a node
-    #[default]
-    AddNode,
-    /// free or add a node, or lower minInSync
-    AddNodeOrLowerMinInSync,
 }
 
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
@@ -241,7 +126,7 @@ impl<'a> Planner<'a> {
             backups: &state.backups,
             alive: state.alive().collect(),
             held: 0,
-            returning: state.backups.iter().filter(|backup| returns(observed, backup)).count(),
+            returning: state.backups.iter().filter(|backup| claims::returns(observed, backup)).count(),
             kept: 0,
             has_log: observed.log().is_some(),
             has_primary: state.primary.is_here(),
@@ -318,57 +203,6 @@ impl<'a> Planner<'a> {
         let (name, pod) = (backup.name.clone(), Some(backup.uid.clone()));
         self.plan.removals.push(Removal { name, pod, claim, reason, after: Vec::new(), licence });
         true
-    }
-
-    /// Whether the next pod of a failed one takes up its claim: after a first failure; and for some time where nobody reports what
-    /// is on it, since otherwise each failure would leave a disk to people.
-    fn returns_to(&self, claim: &MemberClaim, backup: &BackupPod) -> bool {
-        let most = if self.may_delete(claim, Some(backup)) { 1 } else { RETURNS_MAX };
-        backup.attempt < most && !planted::has(Bug::ClaimGoesWithPod)
-    }
-
-    /// Whether it is known that no file in quarantine is on it.
-    fn may_delete(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> bool {
-        let report = self.observed.reports.get(&claim.member).and_then(|report| report.as_ref().ok());
-        // Its only pod so far was never in a set, and had nothing to set aside.
-        let is_first = |backup: &BackupPod| !claim.is_older_than(backup.created) && backup.gate != Some(true);
-        !claim.bound || report.is_some_and(|report| report.quarantined == Some(0)) || backup.is_some_and(is_first)
-    }
-
-    /// What becomes of a claim that its member leaves. Where nobody reports what is on it, there may be files in quarantine: then
-    /// it is left to people.
-    fn end_of(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> ClaimEnd {
-        if !self.may_delete(claim, backup) {
-            return ClaimEnd::Retain;
-        }
-        let asked = self.observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
-        // Of a group that has no claims any more, those that were to be retained have no owner.
-        let by_owner = if claim.owned { WhenRemoved::Delete } else { WhenRemoved::Retain };
-        match asked.map_or(by_owner, |asked| asked.when_removed) {
-            WhenRemoved::Delete => ClaimEnd::Delete,
-            WhenRemoved::Retain => ClaimEnd::Retain,
-        }
-    }
-
-    /// No pods, while the claims of all members stay.
-    fn hibernate(mut self) -> BackupPlan {
-        for backup in self.backups.iter().filter(|backup| backup.health != Health::Ending) {
-            match hibernation_licence(self.state, backup) {
-                Ok(licence) => self.plan.removals.push(Removal {
-                    name: backup.name.clone(),
-                    pod: Some(backup.uid.clone()),
-                    claim: None,
-                    reason: RemovalReason::Hibernates,
-                    after: Vec::new(),
-                    licence,
-                }),
-                Err(withheld) => {
-                    self.plan.replacement.get_or_insert(Replacement::Kept(backup.name.clone(), withheld));
-                }
-            }
-        }
-        self.plan.exit = Exit::Alone;
-        self.plan
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
@@ -595,30 +429,6 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Removes claims whose pods are gone and that nobody takes up, once others hold the log.
-    fn remove_claims(&mut self) {
-        let is_taken_up = |claim: &&MemberClaim| {
-            self.plan.creations.iter().any(|creation| creation.name == claim.member)
-                || self.observed.log().is_some_and(|log| log.has_member(&claim.member))
-        };
-        // Of a group that has no claims any more, people say what becomes of them.
-        if !flush::has_claim(&self.observed.group.spec) {
-            return;
-        }
-        let idle: Vec<&MemberClaim> =
-            self.state.orphans.iter().filter(|claim| claim.is_kept() && !is_taken_up(claim)).collect();
-        if self.holders() < self.wanted {
-            return;
-        }
-        for claim in idle {
-            if let Ok(licence) = claim_licence(self.state, claim, &self.plan.removals) {
-                let (name, claim) = (claim.member.clone(), Some(self.end_of(claim, None).of(claim)));
-                let reason = RemovalReason::Surplus;
-                self.plan.removals.push(Removal { name, pod: None, claim, reason, after: Vec::new(), licence });
-            }
-        }
-    }
-
     /// A fenced group recruits nobody.
     fn exit(&self) -> Exit {
         let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && !backup.node_closed;
@@ -641,12 +451,6 @@ impl<'a> Planner<'a> {
             () => Exit::BeforeSuccessor,
         }
     }
-}
-
-/// A pod that ends before long, and whose claim stays.
-fn returns(observed: &Observed, backup: &BackupPod) -> bool {
-    let is_ready = |name: &str| observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-    backup.returns(observed.now) && backup.node.as_deref().is_none_or(is_ready)
 }
 
 /// Nothing after a first failure: most have causes that are gone with the pod.

@@ -15,9 +15,9 @@ use tailwind_crds::{LogMember, LogStatus};
 use tailwind_report::report::BackupReport;
 
 use super::backup_pod::{BackupPod, Health, PodFailure};
-use super::backups::Removal;
 use super::count::Count;
 use super::group_state::GroupState;
+use super::removal::Removal;
 use super::trouble::{NoReport, quarantined};
 use crate::objects::claim::MemberClaim;
 use crate::observed::{Observed, is_true};

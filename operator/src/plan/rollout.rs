@@ -8,9 +8,10 @@ use jiff::SignedDuration;
 use tailwind_crds::UpdateStrategy;
 
 use super::answer::{Answer, Degraded, Progressing};
-use super::backups::{self, BackupPlan, Replacement};
+use super::backups::{self, BackupPlan};
 use super::conditions::find;
 use super::group_state::GroupState;
+use super::removal::Replacement;
 
 /// A successor should hold the log after so long: 1 TiB at 500 MB/s takes 37 minutes.
 const SUCCESSOR_PATIENCE: SignedDuration = SignedDuration::from_hours(1);

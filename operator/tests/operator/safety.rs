@@ -20,8 +20,8 @@ use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
 use tailwind_operator::options::Settings;
-use tailwind_operator::plan::backups::RemovalReason;
-use tailwind_operator::plan::{Action, Plan, Removal, plan};
+use tailwind_operator::plan::removal::{Removal, RemovalReason};
+use tailwind_operator::plan::{Action, Plan, plan};
 use tailwind_operator::planted::{self, Bug};
 use tailwind_report::report::BackupReport;
 

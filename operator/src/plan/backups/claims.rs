@@ -1,0 +1,102 @@
+//! What becomes of members' disks when their pods go, and how a group hibernates on them. See
+//! docs/decisions/0057-claims-of-members.md.
+//!
+//! Part of the [`Planner`] of [`backups`](super).
+
+use tailwind_crds::WhenRemoved;
+
+use super::{BackupPlan, Planner};
+use crate::objects::claim::{ClaimEnd, MemberClaim};
+use crate::objects::disruption::Exit;
+use crate::objects::flush;
+use crate::observed::Observed;
+use crate::plan::backup_pod::{BackupPod, Health};
+use crate::plan::licence::{claim_licence, hibernation_licence};
+use crate::plan::removal::{Removal, RemovalReason, Replacement};
+use crate::planted::{self, Bug};
+
+/// Failures in a row after which a member gives up a claim of which nobody says what is on it.
+const RETURNS_MAX: u32 = 4;
+
+impl Planner<'_> {
+    /// Whether the next pod of a failed one takes up its claim: after a first failure; and for some time where nobody reports what
+    /// is on it, since otherwise each failure would leave a disk to people.
+    pub(super) fn returns_to(&self, claim: &MemberClaim, backup: &BackupPod) -> bool {
+        let most = if self.may_delete(claim, Some(backup)) { 1 } else { RETURNS_MAX };
+        backup.attempt < most && !planted::has(Bug::ClaimGoesWithPod)
+    }
+
+    /// Whether it is known that no file in quarantine is on it.
+    fn may_delete(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> bool {
+        let report = self.observed.reports.get(&claim.member).and_then(|report| report.as_ref().ok());
+        // Its only pod so far was never in a set, and had nothing to set aside.
+        let is_first = |backup: &BackupPod| !claim.is_older_than(backup.created) && backup.gate != Some(true);
+        !claim.bound || report.is_some_and(|report| report.quarantined == Some(0)) || backup.is_some_and(is_first)
+    }
+
+    /// What becomes of a claim that its member leaves. Where nobody reports what is on it, there may be files in quarantine: then
+    /// it is left to people.
+    pub(super) fn end_of(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> ClaimEnd {
+        if !self.may_delete(claim, backup) {
+            return ClaimEnd::Retain;
+        }
+        let asked = self.observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
+        // Of a group that has no claims any more, those that were to be retained have no owner.
+        let by_owner = if claim.owned { WhenRemoved::Delete } else { WhenRemoved::Retain };
+        match asked.map_or(by_owner, |asked| asked.when_removed) {
+            WhenRemoved::Delete => ClaimEnd::Delete,
+            WhenRemoved::Retain => ClaimEnd::Retain,
+        }
+    }
+
+    /// No pods, while the claims of all members stay.
+    pub(super) fn hibernate(mut self) -> BackupPlan {
+        for backup in self.backups.iter().filter(|backup| backup.health != Health::Ending) {
+            match hibernation_licence(self.state, backup) {
+                Ok(licence) => self.plan.removals.push(Removal {
+                    name: backup.name.clone(),
+                    pod: Some(backup.uid.clone()),
+                    claim: None,
+                    reason: RemovalReason::Hibernates,
+                    after: Vec::new(),
+                    licence,
+                }),
+                Err(withheld) => {
+                    self.plan.replacement.get_or_insert(Replacement::Kept(backup.name.clone(), withheld));
+                }
+            }
+        }
+        self.plan.exit = Exit::Alone;
+        self.plan
+    }
+
+    /// Removes claims whose pods are gone and that nobody takes up, once others hold the log.
+    pub(super) fn remove_claims(&mut self) {
+        let is_taken_up = |claim: &&MemberClaim| {
+            self.plan.creations.iter().any(|creation| creation.name == claim.member)
+                || self.observed.log().is_some_and(|log| log.has_member(&claim.member))
+        };
+        // Of a group that has no claims any more, people say what becomes of them.
+        if !flush::has_claim(&self.observed.group.spec) {
+            return;
+        }
+        let idle: Vec<&MemberClaim> =
+            self.state.orphans.iter().filter(|claim| claim.is_kept() && !is_taken_up(claim)).collect();
+        if self.holders() < self.wanted {
+            return;
+        }
+        for claim in idle {
+            if let Ok(licence) = claim_licence(self.state, claim, &self.plan.removals) {
+                let (name, claim) = (claim.member.clone(), Some(self.end_of(claim, None).of(claim)));
+                let reason = RemovalReason::Surplus;
+                self.plan.removals.push(Removal { name, pod: None, claim, reason, after: Vec::new(), licence });
+            }
+        }
+    }
+}
+
+/// A pod that ends before long, and whose claim stays.
+pub(super) fn returns(observed: &Observed, backup: &BackupPod) -> bool {
+    let is_ready = |name: &str| observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
+    backup.returns(observed.now) && backup.node.as_deref().is_none_or(is_ready)
+}
