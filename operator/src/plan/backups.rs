@@ -310,7 +310,7 @@ impl<'a> Planner<'a> {
         if !self.has_primary {
             return Replacement::NoPrimary { pod, node, why };
         }
-        let spares: Vec<_> = self.alive.iter().filter(|other| !other.member).collect();
+        let spares: Vec<_> = self.alive.iter().filter(|other| !other.member && !other.is_stuck()).collect();
         if spares.iter().any(|spare| spare.health != Health::Unplaced) {
             return match self.alive.len() > self.wanted {
                 true => Replacement::SuccessorCatchesUp(pod, why),
