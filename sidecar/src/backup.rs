@@ -33,7 +33,7 @@ use tailwind_backup::{BackupConfig, Daemon, OsFolder, start};
 use tailwind_fabric::{FabricKind, explain_bus_errors};
 use tailwind_protocol::backup::{FLUSH_SEGMENTS_MIN, Input, Limits};
 use tailwind_protocol::layout::{SegmentSize, readable_size};
-use tailwind_report::readiness::Unready;
+use tailwind_report::readiness::{Unready, UnreadyReason};
 use tailwind_runtime::ensure_usage;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
@@ -159,10 +159,11 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
     let status = handle.status().await.context("the backup thread ended during start")?;
-    warn_of_little_room(bound, status.counts.flush_bytes, &flush_dir, segment_size);
+    warn_of_full_folder(bound, status.counts.flush_bytes, &flush_dir);
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
+    let obstacle = obstacle.or_else(|| too_little_room(bound, segment_size));
     if let Some(Unready { why, .. }) = &obstacle {
         error!(%why, "this backup cannot lend");
     }
@@ -215,15 +216,21 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     }
 }
 
-/// With too little room nobody can append, or soon nobody can.
-fn warn_of_little_room(bound: FlushBound, holds: u64, folder: &Path, segment_size: SegmentSize) {
-    let FlushBound { bytes: max, from } = bound;
-    let folder = folder.display();
+/// With more in the folder than it may hold, appends wait until the log is trimmed.
+fn warn_of_full_folder(FlushBound { bytes: max, from }: FlushBound, holds: u64, folder: &Path) {
     if holds > max {
+        let folder = folder.display();
         warn!(holds, max, %from, %folder, "flush folder beyond its bound: no buffers are lent until the log is trimmed");
-    } else if max < FLUSH_SEGMENTS_MIN * u64::from(segment_size.bytes()) {
-        warn!(max, %from, %folder, "flush folder with room for fewer than {FLUSH_SEGMENTS_MIN} segments: give it a larger volume");
     }
+}
+
+/// With less room than a log needs this backup would be recruited, and dropped again at its first segment.
+fn too_little_room(FlushBound { bytes, from }: FlushBound, segment_size: SegmentSize) -> Option<Unready> {
+    let needed = FLUSH_SEGMENTS_MIN * u64::from(segment_size.bytes());
+    let (has, needs) = (readable_size(bytes), readable_size(needed));
+    let why =
+        format!("the flush folder may hold {has} by {from}, and a log needs {needs} at least: give it a larger volume");
+    (bytes < needed).then_some(Unready { reason: UnreadyReason::NoRoom, why })
 }
 
 /// Serves while `ended` has not come to its end.

@@ -146,7 +146,7 @@ pub enum UnreadyReason {
     MemlockTooLow,
     /// Its fabric has failed: the device or its port.
     FabricFailed,
-    /// The file system of its pool is full.
+    /// The file system of its pool is full, or its flush folder may hold less than a log needs.
     NoRoom,
     /// Its own threads do not answer.
     Unresponsive,

@@ -2,12 +2,10 @@
 //! use goes beyond a limit, with all that the pod holds. All members hold the same segments, so all would be evicted at once.
 //!
 //! Called by [`run`](super::run) at the start. Whoever sets `--flush-bytes` knows what the volume was made for; the limit of the
-//! pod may have been set by somebody else (a LimitRange, an admission plugin), and the disk may have less room than was asked for.
+//! pod may have been set by somebody else (a LimitRange, an admission plugin), and the disk may be smaller than what was asked for.
 //! The least of the three counts.
 
 use std::fmt;
-use std::fs;
-use std::io;
 use std::path::Path;
 
 use serde::Serialize;
@@ -39,7 +37,7 @@ pub(super) enum BoundedBy {
     Option,
     #[serde(rename = "the pod's limit of ephemeral-storage")]
     EphemeralStorage,
-    #[serde(rename = "the room on its disk")]
+    #[serde(rename = "the size of its disk")]
     Disk,
 }
 
@@ -49,19 +47,11 @@ impl fmt::Display for BoundedBy {
     }
 }
 
-/// Room on the disk of a flush folder, in bytes.
-struct Room {
-    /// All of it.
-    total: u64,
-    /// What the folder holds, and what is free.
-    usable: u64,
-}
-
 /// The bound on this folder. `ephemeral_storage` is the pod's limit of it, where the folder counts as such: then the disk is
 /// shared with the rest of the node.
 ///
 /// # Errors
-/// A usage error if `--flush-bytes` is less than a log can work with; others if the disk does not say how much room it has.
+/// A usage error if `--flush-bytes` is less than a log can work with; others if the disk does not say how large it is.
 pub(super) fn flush_bound(
     folder: &Path,
     option: Option<u64>,
@@ -74,31 +64,15 @@ pub(super) fn flush_bound(
         let (bytes, min) = (readable_size(bytes), readable_size(min));
         usage!("--flush-bytes {bytes}: must be at least {min}, {FLUSH_SEGMENTS_MIN} segments of {segment_size}");
     }
-    Ok(least(option, ephemeral_storage, &room(folder)?, segment))
-}
-
-fn room(folder: &Path) -> io::Result<Room> {
     let disk = rustix::fs::statvfs(folder)?;
-    let mut own = 0;
-    for entry in fs::read_dir(folder)? {
-        match entry?.metadata() {
-            Ok(metadata) => own += metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
-    Ok(Room { total: bytes(disk.f_blocks), usable: own.saturating_add(bytes(disk.f_bavail)) })
+    Ok(least(option, ephemeral_storage, disk.f_blocks.saturating_mul(disk.f_frsize), segment))
 }
 
-fn least(option: Option<u64>, ephemeral_storage: Option<u64>, room: &Room, segment: u64) -> FlushBound {
+fn least(option: Option<u64>, ephemeral_storage: Option<u64>, disk: u64, segment: u64) -> FlushBound {
     // A new file of a segment is whole before the older one goes.
     let within = |bytes: u64| (bytes - bytes / MARGIN).saturating_sub(segment);
-    // A volume of its own may be filled by others for a while, and then flushes wait. Of a node's disk others have their part.
-    let disk = match ephemeral_storage {
-        Some(_) => room.usable.saturating_sub(room.total / 100 * NODE_PERCENT),
-        None => room.total,
-    };
+    // What others have on it now they may remove later, so their part does not count.
+    let disk = if ephemeral_storage.is_some() { disk - disk / 100 * NODE_PERCENT } else { disk };
     let limit = ephemeral_storage.map(|bytes| within(bytes.saturating_sub(LOG_BYTES)));
     let others = [(option, BoundedBy::Option), (limit, BoundedBy::EphemeralStorage)];
     let others = others.into_iter().filter_map(|(bytes, from)| Some(FlushBound { bytes: bytes?, from }));
@@ -114,31 +88,26 @@ mod tests {
 
     #[test]
     fn the_least_bound_counts() {
-        let bound = |option: Option<u64>, limit: Option<u64>, total: u64, usable: u64| {
-            let room = Room { total: total * MI, usable: usable * MI };
-            let FlushBound { bytes, from } =
-                least(option.map(|bytes| bytes * MI), limit.map(|bytes| bytes * MI), &room, 8 * MI);
+        let bound = |option: Option<u64>, limit: Option<u64>, disk: u64| {
+            let (option, limit) = (option.map(|bytes| bytes * MI), limit.map(|bytes| bytes * MI));
+            let FlushBound { bytes, from } = least(option, limit, disk * MI, 8 * MI);
             (bytes / MI, from)
         };
-        assert_eq!(bound(None, None, 1000, 0), (942, BoundedBy::Disk));
-        assert_eq!(bound(Some(500), None, 1000, 0), (500, BoundedBy::Option));
-        assert_eq!(bound(Some(5000), None, 1000, 0), (942, BoundedBy::Disk));
+        assert_eq!(bound(None, None, 1000), (942, BoundedBy::Disk));
+        assert_eq!(bound(Some(500), None, 1000), (500, BoundedBy::Option));
+        assert_eq!(bound(Some(5000), None, 1000), (942, BoundedBy::Disk));
         // A limit that nobody wrote into the spec.
-        assert_eq!(bound(None, Some(564), 10_000, 9000), (467, BoundedBy::EphemeralStorage));
-        assert_eq!(bound(Some(5000), Some(564), 10_000, 9000), (467, BoundedBy::EphemeralStorage));
+        assert_eq!(bound(None, Some(564), 9000), (467, BoundedBy::EphemeralStorage));
+        assert_eq!(bound(Some(5000), Some(564), 9000), (467, BoundedBy::EphemeralStorage));
+        assert_eq!(bound(None, Some(10), 9000), (0, BoundedBy::EphemeralStorage));
         // Without one the kubelet says what the node has. It evicts pods before the disk is full.
-        assert_eq!(bound(None, Some(9000), 10_000, 2500), (942, BoundedBy::Disk));
-        assert_eq!(bound(None, Some(9000), 10_000, 1400), (0, BoundedBy::Disk));
-        assert_eq!(bound(None, Some(10), 10_000, 9000), (0, BoundedBy::EphemeralStorage));
+        assert_eq!(bound(None, Some(9000), 1000), (799, BoundedBy::Disk));
     }
 
     #[test]
-    fn what_the_folder_holds_counts_as_room() {
+    fn a_folder_is_bounded_by_its_disk() {
         let folder = tempfile::tempdir().unwrap();
-        let empty = room(folder.path()).unwrap();
-        assert!(0 < empty.usable && empty.usable <= empty.total);
-        let file = fs::File::create(folder.path().join("sparse")).unwrap();
-        file.set_len(1 << 40).unwrap();
-        assert!(room(folder.path()).unwrap().usable >= 1 << 40);
+        let bound = flush_bound(folder.path(), None, None, SegmentSize::MIN).unwrap();
+        assert!(bound.bytes > 0 && bound.from == BoundedBy::Disk);
     }
 }
