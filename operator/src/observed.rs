@@ -69,6 +69,11 @@ impl Observed {
         self.node_of(pod).filter(|node| node.unschedulable).map(|node| node.name.as_str())
     }
 
+    /// Whether the control plane hears the node of this name.
+    pub(crate) fn is_node_ready(&self, name: &str) -> bool {
+        self.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none())
+    }
+
     fn node_of(&self, pod: &Pod) -> Option<&NodeFacts> {
         let name = pod.spec.as_ref()?.node_name.as_deref()?;
         self.nodes.iter().find(|node| node.name == name)

@@ -39,7 +39,7 @@ use tailwind_crds::{Deletion, ReplicaGroupStatus, WhenRemoved};
 
 use crate::objects::claim::MemberClaim;
 use crate::objects::disruption::Exit;
-use crate::objects::{Kind, Owned, claim, disruption, is_owned, pod, roles, service};
+use crate::objects::{Kind, Owned, claim, disruption, flush, is_owned, pod, roles, service};
 use crate::observed::{Certificates, Observed};
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
@@ -203,8 +203,7 @@ fn claims(state: &GroupState<'_>, backups: &BackupPlan) -> impl Iterator<Item = 
 /// What lets claims go with the group, or outlive it, as its spec says: also while everything else is left alone, since the group may
 /// be deleted at any time.
 fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
-    let asked = observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
-    let wanted = asked.map(|asked| asked.when_removed == WhenRemoved::Delete);
+    let wanted = flush::claim(&observed.group.spec).map(|asked| asked.when_removed == WhenRemoved::Delete);
     let claims = claim::claims(observed).into_iter().filter(MemberClaim::is_kept);
     claims.filter_map(move |claim| {
         let owned = wanted.filter(|wanted| *wanted != claim.owned)?;

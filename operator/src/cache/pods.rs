@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_a_node_are_in_use_until_the_last_pod_that_has_them_is_gone() {
+    fn ports_of_a_node_are_in_use_until_their_last_pod_is_gone() {
         let pods = Pods::default();
         let listening = |name: &str| {
             let mut pod = pod(name, "n1", None);

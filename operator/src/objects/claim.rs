@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, CLAIM_SUFFIX, LABEL_BACKUP_OF, flush_claim};
 use tailwind_crds::{ReplicaGroup, ReplicaGroupSpec, WhenRemoved};
 
-use super::{Kind, Owned, is_owned};
+use super::{Kind, Owned, flush, is_owned};
 use crate::digest::sha256;
 use crate::observed::Observed;
 use crate::server_version::ServerVersion;
@@ -97,7 +97,7 @@ impl ClaimEnd {
 
 /// The claim of this member, if the group's backups have claims.
 pub fn claim(group: &ReplicaGroup, server: ServerVersion, member: &str) -> Option<Owned> {
-    let claim = group.spec.flush_volume.as_ref()?.claim.as_ref()?;
+    let claim = flush::claim(&group.spec)?;
     let spec = template(&group.spec)?;
     let content = json!({"metadata": {"labels": {LABEL_BACKUP_OF: group.name_any()}}, "spec": spec});
     let mut owned = Owned::new(Kind::Claim, &flush_claim(member), group, server, content);
@@ -110,7 +110,7 @@ pub fn claim(group: &ReplicaGroup, server: ServerVersion, member: &str) -> Optio
 
 /// What every claim of a group asks for.
 pub(crate) fn template(spec: &ReplicaGroupSpec) -> Option<Value> {
-    let claim = spec.flush_volume.as_ref()?.claim.as_ref()?;
+    let claim = flush::claim(spec)?;
     let mut asked = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": claim.size}}});
     if let Some(class) = &claim.storage_class_name {
         asked["storageClassName"] = json!(class);

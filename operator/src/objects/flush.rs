@@ -7,7 +7,7 @@
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use tailwind_crds::ReplicaGroupSpec;
+use tailwind_crds::{FlushClaim, ReplicaGroupSpec};
 
 use crate::quantity;
 
@@ -20,9 +20,14 @@ const LOG_BYTES: u64 = 64 << 20;
 /// Fewest segments that a backup takes as its bound (`FLUSH_SEGMENTS_MIN` of the backup).
 const SEGMENTS_MIN: u64 = 6;
 
-/// Whether each backup has a claim for its flush folder. An emptyDir counts as ephemeral storage of its pod.
+/// What the spec asks for where each member has a claim for its flush folder. An emptyDir counts as ephemeral storage of its pod.
+pub(crate) fn claim(spec: &ReplicaGroupSpec) -> Option<&FlushClaim> {
+    spec.flush_volume.as_ref()?.claim.as_ref()
+}
+
+/// Whether there is such a claim.
 pub(crate) fn has_claim(spec: &ReplicaGroupSpec) -> bool {
-    spec.flush_volume.as_ref().is_some_and(|volume| volume.claim.is_some())
+    claim(spec).is_some()
 }
 
 /// Bytes that a backup may keep by its spec; `None` where the spec tells of no size. Then it finds a bound of its own.
@@ -40,7 +45,7 @@ pub(crate) fn volume_bytes_min(spec: &ReplicaGroupSpec) -> u64 {
 
 /// Bytes of the flush volume: what the claim, the emptyDir's limit or the container's limit of ephemeral storage says.
 pub(crate) fn volume_bytes(spec: &ReplicaGroupSpec) -> Option<u64> {
-    if let Some(claim) = spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref()) {
+    if let Some(claim) = claim(spec) {
         return Some(quantity::whole(&claim.size));
     }
     let given = given(spec.backup_resources.as_ref()).map(|bytes| quantity::whole(bytes).saturating_sub(LOG_BYTES));

@@ -166,9 +166,8 @@ impl<'a> Planner<'a> {
     /// A pod that will leave room before long, since its kubelet can be reached.
     fn ends_soon(&self, backup: &BackupPod) -> bool {
         let is_removed = self.plan.removals.iter().any(|removal| removal.name == backup.name);
-        let nodes = &self.observed.nodes;
-        let is_ready = |name: &str| nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-        (backup.health == Health::Ending || is_removed) && backup.node.as_deref().is_some_and(is_ready)
+        let is_heard = backup.node.as_deref().is_some_and(|node| self.observed.is_node_ready(node));
+        (backup.health == Health::Ending || is_removed) && is_heard
     }
 
     /// True if it goes. Otherwise the plan says why it stays.
@@ -397,7 +396,7 @@ impl<'a> Planner<'a> {
         let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
         let names = names.filter(|name| !taken.contains(name.as_str()));
         // Members come back to their claims: those of the set in any case, since what they have may be needed.
-        // Whoever has no claims any more leaves those that there are alone.
+        // A group that has no claims any more leaves those that are there alone.
         let claimed = flush::has_claim(&self.observed.group.spec);
         let kept = self.state.orphans.iter().filter(|claim| {
             claimed && claim.is_kept() && self.backups.iter().all(|backup| backup.name != claim.member)

@@ -458,7 +458,7 @@ impl World {
         assert!(wanted >= spec && wanted <= (spec + 1).min(8), "{wanted} members wanted");
         let created = plan.actions.iter().filter(|action| matches!(action, Action::Create(_))).count();
         let alive = self.observed.backups.len() - deleted.len();
-        // Whoever is in the set and has a disk comes back in any case.
+        // Members that have a disk come back in any case.
         let set = if self.claims { 8 } else { 0 };
         let most = set.max(usize::from(spec) + 1);
         assert!(created == 0 || created <= most, "{created} pods made beside {alive}");

@@ -1,7 +1,7 @@
 //! The bound on the flush folder. There is always one: a folder without it fills its disk, and a kubelet evicts a pod whose disk
 //! use goes beyond a limit, with all that the pod holds. All members hold the same segments, so all would be evicted at once.
 //!
-//! Called by [`run`](super::run) at the start. Whoever sets `--flush-bytes` knows what the volume was made for; the limit of the
+//! Called by [`run`](super::run) at the start. `--flush-bytes` says what the volume was made for; the limit of the
 //! pod may have been set by somebody else (a LimitRange, an admission plugin), and the disk may be smaller than what was asked for.
 //! The least of the three counts.
 

@@ -40,7 +40,7 @@ impl Planner<'_> {
         if !self.may_delete(claim, backup) {
             return ClaimEnd::Retain;
         }
-        let asked = self.observed.group.spec.flush_volume.as_ref().and_then(|volume| volume.claim.as_ref());
+        let asked = flush::claim(&self.observed.group.spec);
         // Of a group that has no claims any more, those that were to be retained have no owner.
         let by_owner = if claim.owned { WhenRemoved::Delete } else { WhenRemoved::Retain };
         match asked.map_or(by_owner, |asked| asked.when_removed) {
@@ -97,6 +97,5 @@ impl Planner<'_> {
 
 /// A pod that ends before long, and whose claim stays.
 pub(super) fn returns(observed: &Observed, backup: &BackupPod) -> bool {
-    let is_ready = |name: &str| observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-    backup.returns(observed.now) && backup.node.as_deref().is_none_or(is_ready)
+    backup.returns(observed.now) && backup.node.as_deref().is_none_or(|node| observed.is_node_ready(node))
 }
