@@ -1,5 +1,11 @@
 //! Runs a program that nobody changed, and makes its files survive the death of its host: each `fsync` returns only when every
 //! backup has what was written. See `docs/exec.md`.
 
+pub mod blocks;
 pub mod call;
+pub mod compare;
+pub mod directory;
+pub mod image;
+pub mod ranges;
+pub mod record;
 pub mod trap;

@@ -1,0 +1,418 @@
+//! The fold of the log: records in, operations on a directory out. Pure.
+//!
+//! Beside a standby [`crate::directory`] carries the operations out; at a primary the tracker folds what it appends, so that it
+//! knows what the log has. What has no name lies in a *stage*, beside the directory: a file whose bytes came before its name, or
+//! what is being moved.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::record::{Change, Kind, Mode, Name, Number, Record};
+
+/// Links of a directory up to the root at most: deeper than any path can name (`PATH_MAX` of `a/`).
+const DEPTH_MAX: usize = 2048;
+/// Changes in one group: each file that a volume may have gets and loses a few names. Some 100 bytes each while it is gathered.
+pub const GROUP_CHANGES_MAX: usize = 1 << 20;
+
+/// What the log knows of a number.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// What it is.
+    pub kind: Kind,
+    /// Its mode.
+    pub mode: Mode,
+    /// Bytes of a file.
+    pub length: u64,
+    /// Where it is: one name at most for a directory.
+    pub names: BTreeSet<(Number, Name)>,
+}
+
+/// A directory, as the log describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Image {
+    nodes: BTreeMap<Number, Node>,
+    entries: BTreeMap<(Number, Name), Number>,
+    next: Number,
+    begun: bool,
+    /// Changes of a group that has not ended.
+    unfinished: Vec<Change>,
+}
+
+/// What is done to the directory. Each names what it is done to by number; where that is follows from those before it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Operation<'a> {
+    /// Makes an empty one in the stage.
+    Make {
+        /// Its number.
+        number: Number,
+        /// What it is.
+        kind: Kind,
+    },
+    /// Writes into a file.
+    Write {
+        /// The file.
+        file: Number,
+        /// Of the first byte.
+        offset: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// Makes zeros within a file.
+    Zero {
+        /// The file.
+        file: Number,
+        /// Of the first one.
+        offset: u64,
+        /// How many.
+        length: u64,
+    },
+    /// Cuts a file, or lets it grow by zeros.
+    Resize {
+        /// The file.
+        file: Number,
+        /// In bytes.
+        length: u64,
+    },
+    /// From its only name into the stage.
+    Detach {
+        /// Where it is.
+        from: (Number, Name),
+        /// What is there.
+        number: Number,
+    },
+    /// Removes one of several names.
+    Unlink {
+        /// Where it is.
+        from: (Number, Name),
+    },
+    /// Gives a name to what is in the stage.
+    Attach {
+        /// What.
+        number: Number,
+        /// Where to.
+        to: (Number, Name),
+    },
+    /// Gives another name to what has one.
+    Link {
+        /// Where it is.
+        from: (Number, Name),
+        /// Where as well.
+        to: (Number, Name),
+    },
+    /// Removes from the stage what has no name any more.
+    Discard {
+        /// What.
+        number: Number,
+        /// What it is.
+        kind: Kind,
+    },
+}
+
+/// Why a log cannot be folded: it is damaged, or not one of ours.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FoldError {
+    /// The first record does not begin a turn.
+    #[error("it does not begin as a log of tailwind-exec does")]
+    Foreign,
+    /// More changes than a volume can have names.
+    #[error("more than {GROUP_CHANGES_MAX} changes of names in one group")]
+    Group,
+    /// A number that was not given, was given before, or is of another kind.
+    #[error("number {0}: {1}")]
+    Number(Number, &'static str),
+    /// A change of names that no directory can make.
+    #[error("name {name} in directory {directory}: {why}")]
+    Name {
+        /// Where.
+        directory: Number,
+        /// Which.
+        name: Name,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+impl Default for Image {
+    fn default() -> Image {
+        let root = Node { kind: Kind::Directory, mode: Mode(0o755), length: 0, names: BTreeSet::new() };
+        Image {
+            nodes: BTreeMap::from([(Number::ROOT, root)]),
+            entries: BTreeMap::new(),
+            next: Number::FIRST,
+            begun: false,
+            unfinished: Vec::new(),
+        }
+    }
+}
+
+impl Image {
+    /// The log has a first turn.
+    pub fn begun(&self) -> bool {
+        self.begun
+    }
+
+    /// The next number that is given.
+    pub fn next(&self) -> Number {
+        self.next
+    }
+
+    /// All numbers, with what they stand for.
+    pub fn nodes(&self) -> impl Iterator<Item = (Number, &Node)> {
+        self.nodes.iter().map(|(&number, node)| (number, node))
+    }
+
+    /// What a number stands for.
+    pub fn node(&self, number: Number) -> Option<&Node> {
+        self.nodes.get(&number)
+    }
+
+    /// What a name stands for.
+    pub fn entry(&self, at: &(Number, Name)) -> Option<Number> {
+        self.entries.get(at).copied()
+    }
+
+    /// Bytes of all files.
+    pub fn size(&self) -> u64 {
+        self.nodes.values().map(|node| node.length).sum()
+    }
+
+    /// Folds one record. An error leaves the image as it was.
+    pub fn fold<'a>(&mut self, record: &Record<'a>) -> Result<Vec<Operation<'a>>, FoldError> {
+        if !self.begun && !matches!(record, Record::Begin { .. }) {
+            return Err(FoldError::Foreign);
+        }
+        match *record {
+            Record::Begin { next } => self.begin(next),
+            Record::Create { number, ref kind, mode } => self.create(number, kind, mode),
+            Record::Data { file, offset, bytes } => {
+                self.grow(file, offset + bytes.len() as u64)?;
+                Ok(vec![Operation::Write { file, offset, bytes }])
+            }
+            Record::Zero { file, offset, length } => {
+                self.grow(file, offset + length)?;
+                Ok(vec![Operation::Zero { file, offset, length }])
+            }
+            Record::Length { file, length } => {
+                self.file(file)?.length = length;
+                Ok(vec![Operation::Resize { file, length }])
+            }
+            Record::Names { last, ref changes } => {
+                if self.unfinished.len() + changes.len() > GROUP_CHANGES_MAX {
+                    return Err(FoldError::Group);
+                }
+                self.unfinished.extend(changes.iter().cloned());
+                if !last {
+                    return Ok(Vec::new());
+                }
+                let changes = std::mem::take(&mut self.unfinished);
+                self.rename(&changes)
+            }
+        }
+    }
+
+    /// An earlier turn may have ended in the midst of a group, and may have given numbers whose names never came.
+    fn begin<'a>(&mut self, next: Number) -> Result<Vec<Operation<'a>>, FoldError> {
+        if next < self.next {
+            return Err(FoldError::Number(next, "a turn begins with a number that was given before"));
+        }
+        self.begun = true;
+        self.next = next;
+        self.unfinished.clear();
+        let nameless: Vec<Number> = self.nodes().filter(|(n, node)| is_nameless(*n, node)).map(|(n, _)| n).collect();
+        Ok(nameless.into_iter().filter_map(|number| self.discard(number)).collect())
+    }
+
+    fn create<'a>(&mut self, number: Number, kind: &Kind, mode: Mode) -> Result<Vec<Operation<'a>>, FoldError> {
+        if number < self.next {
+            return Err(FoldError::Number(number, "was given before"));
+        }
+        self.next = number.next();
+        self.nodes.insert(number, Node { kind: kind.clone(), mode, length: 0, names: BTreeSet::new() });
+        Ok(vec![Operation::Make { number, kind: kind.clone() }])
+    }
+
+    fn file(&mut self, number: Number) -> Result<&mut Node, FoldError> {
+        match self.nodes.get_mut(&number) {
+            Some(node) if node.kind == Kind::File => Ok(node),
+            Some(_) => Err(FoldError::Number(number, "has bytes and is no file")),
+            None => Err(FoldError::Number(number, "has bytes and was not created")),
+        }
+    }
+
+    fn grow(&mut self, file: Number, end: u64) -> Result<(), FoldError> {
+        let node = self.file(file)?;
+        node.length = node.length.max(end);
+        Ok(())
+    }
+
+    fn discard<'a>(&mut self, number: Number) -> Option<Operation<'a>> {
+        self.nodes.remove(&number).map(|node| Operation::Discard { number, kind: node.kind })
+    }
+
+    /// Takes a whole group. The operations follow from what is different afterwards, not from the order of the changes: first
+    /// everything leaves that has to, then it gets its new names. So directories may move into each other's places.
+    fn rename<'a>(&mut self, changes: &[Change]) -> Result<Vec<Operation<'a>>, FoldError> {
+        let touched = self.touched(changes)?;
+        let before: BTreeMap<_, _> = touched.iter().map(|at| (at.clone(), self.entry(at))).collect();
+        let undo: Vec<_> = before
+            .values()
+            .flatten()
+            .chain(named(changes))
+            .copied()
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .filter_map(|number| Some((number, self.nodes.get(&number)?.clone())))
+            .collect();
+        let mut staged: BTreeSet<Number> =
+            undo.iter().filter(|(n, node)| is_nameless(*n, node)).map(|(n, _)| *n).collect();
+        changes.iter().for_each(|change| self.change(change));
+        let numbers: Vec<Number> = undo.iter().map(|(number, _)| *number).collect();
+        if let Err(error) = self.check(&touched, &numbers) {
+            for (at, was) in before {
+                match was {
+                    Some(number) => self.entries.insert(at, number),
+                    None => self.entries.remove(&at),
+                };
+            }
+            self.nodes.extend(undo);
+            return Err(error);
+        }
+
+        let mut operations = Vec::new();
+        // Names that are left, of those that each number had before: what keeps one only loses others.
+        let mut places: BTreeMap<Number, BTreeSet<(Number, Name)>> =
+            undo.into_iter().map(|(number, node)| (number, node.names)).collect();
+        for (at, was) in &before {
+            let now = self.entry(at);
+            let Some(number) = was.filter(|_| now != *was) else { continue };
+            let names = places.entry(number).or_default();
+            names.remove(at);
+            if names.is_empty() {
+                staged.insert(number);
+                operations.push(Operation::Detach { from: at.clone(), number });
+            } else {
+                operations.push(Operation::Unlink { from: at.clone() });
+            }
+        }
+        for (at, was) in before {
+            let Some(number) = self.entry(&at).filter(|now| Some(*now) != was) else { continue };
+            let names = places.entry(number).or_default();
+            operations.push(match names.first() {
+                Some(from) if !staged.contains(&number) => Operation::Link { from: from.clone(), to: at.clone() },
+                _ => Operation::Attach { number, to: at.clone() },
+            });
+            staged.remove(&number);
+            names.insert(at);
+        }
+        let gone: Vec<Number> =
+            staged.into_iter().filter(|n| self.node(*n).is_some_and(|node| is_nameless(*n, node))).collect();
+        operations.extend(gone.into_iter().filter_map(|number| self.discard(number)));
+        Ok(operations)
+    }
+
+    /// The names that a group changes, if each change makes sense by itself.
+    fn touched(&self, changes: &[Change]) -> Result<BTreeSet<(Number, Name)>, FoldError> {
+        let mut touched = BTreeSet::new();
+        for change in changes {
+            let (directory, name) = match change {
+                Change::Name { directory, name, number } => {
+                    if *number == Number::ROOT || !self.nodes.contains_key(number) {
+                        return Err(FoldError::Number(*number, "gets a name and was not created"));
+                    }
+                    (*directory, name)
+                }
+                Change::Unname { directory, name } => (*directory, name),
+                Change::Mode { number, .. } => {
+                    if !self.nodes.contains_key(number) {
+                        return Err(FoldError::Number(*number, "gets a mode and was not created"));
+                    }
+                    continue;
+                }
+            };
+            if self.node(directory).is_none_or(|node| node.kind != Kind::Directory) {
+                return Err(FoldError::Name { directory, name: name.clone(), why: "it is no directory" });
+            }
+            touched.insert((directory, name.clone()));
+        }
+        Ok(touched)
+    }
+
+    fn change(&mut self, change: &Change) {
+        match change {
+            Change::Name { directory, name, number } => {
+                let at = (*directory, name.clone());
+                self.unname(&at);
+                if let Some(node) = self.nodes.get_mut(number) {
+                    node.names.insert(at.clone());
+                }
+                self.entries.insert(at, *number);
+            }
+            Change::Unname { directory, name } => self.unname(&(*directory, name.clone())),
+            Change::Mode { number, mode } => {
+                if let Some(node) = self.nodes.get_mut(number) {
+                    node.mode = *mode;
+                }
+            }
+        }
+    }
+
+    fn unname(&mut self, at: &(Number, Name)) {
+        if let Some(was) = self.entries.remove(at)
+            && let Some(node) = self.nodes.get_mut(&was)
+        {
+            node.names.remove(at);
+        }
+    }
+
+    /// After a group: each directory that it touched has one name, below the root, or has none and is empty.
+    fn check(&self, touched: &BTreeSet<(Number, Name)>, numbers: &[Number]) -> Result<(), FoldError> {
+        let wrong = |at: &(Number, Name), why| FoldError::Name { directory: at.0, name: at.1.clone(), why };
+        for at in touched {
+            let Some(number) = self.entry(at) else { continue };
+            if self.node(at.0).is_none_or(|node| is_nameless(at.0, node)) {
+                return Err(wrong(at, "its directory has no name"));
+            }
+            let Some(node) = self.node(number).filter(|node| node.kind == Kind::Directory) else { continue };
+            if node.names.len() > 1 {
+                return Err(wrong(at, "a directory has two names"));
+            }
+            self.climb(number).ok_or_else(|| wrong(at, "a directory is not below the root"))?;
+        }
+        for &number in numbers {
+            if self.node(number).is_some_and(|node| is_nameless(number, node))
+                && let Some(at) = self.first_in(number)
+            {
+                return Err(wrong(at, "its directory is gone"));
+            }
+        }
+        Ok(())
+    }
+
+    fn first_in(&self, directory: Number) -> Option<&(Number, Name)> {
+        let first = self.entries.range((directory, Name::least())..).next();
+        first.map(|(at, _)| at).filter(|at| at.0 == directory)
+    }
+
+    fn climb(&self, mut number: Number) -> Option<()> {
+        for _ in 0..DEPTH_MAX {
+            if number == Number::ROOT {
+                return Some(());
+            }
+            number = self.node(number)?.names.first()?.0;
+        }
+        None
+    }
+}
+
+fn is_nameless(number: Number, node: &Node) -> bool {
+    number != Number::ROOT && node.names.is_empty()
+}
+
+fn named(changes: &[Change]) -> impl Iterator<Item = &Number> {
+    changes.iter().filter_map(|change| match change {
+        Change::Name { number, .. } | Change::Mode { number, .. } => Some(number),
+        Change::Unname { .. } => None,
+    })
+}
+
+#[cfg(test)]
+mod tests;
