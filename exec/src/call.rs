@@ -63,6 +63,8 @@ pub enum Call {
     },
     /// `dup` and its kin: a number may stand for another description from now on.
     Duplicate,
+    /// `link`, `linkat`: a file may have several names from now on.
+    Link,
     /// `mmap`, shared, of a file: stores may change it from now on, without any call.
     Map(Descriptor),
 }

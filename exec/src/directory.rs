@@ -246,7 +246,7 @@ fn open_beneath(directory: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::R
 }
 
 /// Holds a directory, without reading it.
-pub fn open_directory(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+fn open_directory(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     open_beneath(parent, name, OFlags::PATH | OFlags::DIRECTORY)
 }
 

@@ -32,6 +32,8 @@ pub struct Image {
     nodes: BTreeMap<Number, Node>,
     entries: BTreeMap<(Number, Name), Number>,
     next: Number,
+    /// The first that this turn may give.
+    first: Number,
     begun: bool,
     /// Changes of a group that has not ended.
     unfinished: Vec<Change>,
@@ -138,6 +140,7 @@ impl Default for Image {
             nodes: BTreeMap::from([(Number::ROOT, root)]),
             entries: BTreeMap::new(),
             next: Number::FIRST,
+            first: Number::FIRST,
             begun: false,
             unfinished: Vec::new(),
         }
@@ -215,17 +218,18 @@ impl Image {
             return Err(FoldError::Number(next, "a turn begins with a number that was given before"));
         }
         self.begun = true;
-        self.next = next;
+        (self.next, self.first) = (next, next);
         self.unfinished.clear();
         let nameless: Vec<Number> = self.nodes().filter(|(n, node)| is_nameless(*n, node)).map(|(n, _)| n).collect();
         Ok(nameless.into_iter().filter_map(|number| self.discard(number)).collect())
     }
 
     fn create<'a>(&mut self, number: Number, kind: &Kind, mode: Mode) -> Result<Vec<Operation<'a>>, FoldError> {
-        if number < self.next {
+        // A turn gives numbers as it finds files, and logs them as they are synced.
+        if number < self.first || self.nodes.contains_key(&number) {
             return Err(FoldError::Number(number, "was given before"));
         }
-        self.next = number.next();
+        self.next = self.next.max(number.next());
         self.nodes.insert(number, Node { kind: kind.clone(), mode, length: 0, names: BTreeSet::new() });
         Ok(vec![Operation::Make { number, kind: kind.clone() }])
     }

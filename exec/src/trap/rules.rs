@@ -325,6 +325,10 @@ pub const RULES: &[Rule] = &[
         cases: ALWAYS,
         outcome: Outcome::Refuse(Errno::PERM),
     },
+    // Names: all but this is seen by inotify.
+    #[cfg(target_arch = "x86_64")]
+    Rule { calls: calls![SYS_link], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::Link) },
+    Rule { calls: calls![SYS_linkat], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::Link) },
     // Positions and descriptors.
     Rule {
         calls: calls![SYS_lseek],

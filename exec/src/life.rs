@@ -1,0 +1,428 @@
+//! From the start of the container to its end: follow the log, take the turn, run the program, lose the role.
+//!
+//! A loss ends the process with a code of its own. What started it starts it again, and it follows the log as a standby.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{AtFlags, FlockOperation, StatxFlags, flock, statx};
+use tailwind_client::blocking::Client;
+use tailwind_client::{Error, ErrorCode, FollowEvent, History, Lsn};
+use tracing::{info, warn};
+
+use crate::directory::Directory;
+use crate::image::{Image, Operation};
+use crate::program::{Program, Signals};
+use crate::record::Record;
+use crate::supervisor::{Appends, Loss, Outside, Supervisor};
+use crate::volume::{Bounds, Refusal, Volume};
+
+/// Exit code after a loss: nothing is wrong with this process, and the next one goes on (`EX_TEMPFAIL`).
+pub const LOST: i32 = 75;
+/// Between two attempts to reach a sidecar that is not there yet.
+const CONNECT_PAUSE: Duration = Duration::from_millis(100);
+/// How long nothing is said while something is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The folder beside the directory that says whose it is, and holds what has no name yet.
+const OWN_FOLDER: &str = ".tailwind-exec";
+
+/// What to run, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The sidecar's append socket.
+    pub socket: PathBuf,
+    /// The directory that is replicated.
+    pub directory: PathBuf,
+    /// What the volume may have; bytes of one record follow from the sidecar's limits.
+    pub bounds: Bounds,
+    /// Take the directory's files into an empty log.
+    pub import: bool,
+    /// Folders elsewhere whose files the kernel may sync.
+    pub outside: Vec<PathBuf>,
+    /// Names in the directory that are removed before the program starts.
+    pub remove_at_start: Vec<PathBuf>,
+    /// The program and its arguments.
+    pub program: Vec<OsString>,
+}
+
+/// Runs until the program has ended, or may not go on. Returns the exit code.
+pub fn run(options: &Options) -> Result<i32> {
+    let signals = Signals::catch().context("catch signals")?;
+    let ground = Ground::claim(options)?;
+    let mut standby = Standby::new(&ground)?;
+    let (client, next) = match standby.follow(options, &ground, &signals)? {
+        Some(turn) => turn,
+        None => return Ok(0),
+    };
+    lead(options, &ground, standby, Appends::new(client, next), signals)
+}
+
+/// The directory, and the folder of ours beside it.
+struct Ground {
+    directory: PathBuf,
+    stage: PathBuf,
+    /// Held as long as this process lives.
+    _lock: fs::File,
+    /// The directory has files of which no log knows.
+    foreign: bool,
+}
+
+impl Ground {
+    /// Makes sure that the directory is ours: locked, and with nothing in it that we may not remove.
+    fn claim(options: &Options) -> Result<Ground> {
+        let directory = &options.directory;
+        fs::create_dir_all(directory).with_context(|| format!("make the directory {}", directory.display()))?;
+        let directory = directory.canonicalize().with_context(|| format!("find {}", directory.display()))?;
+        let parent = directory.parent().context("--dir is the root of the file system: give a folder of its own")?;
+        let mount = |path: &Path| -> Result<u64> {
+            let found = statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?;
+            Ok(found.stx_mnt_id)
+        };
+        ensure!(
+            mount(&directory)? == mount(parent)?,
+            "--dir {} is a mount itself: give a folder inside of it, such as {}/data, so that what is being moved has a \
+             place beside it",
+            directory.display(),
+            directory.display(),
+        );
+        check_file_system(&directory)?;
+        let own = parent.join(OWN_FOLDER);
+        fs::create_dir_all(&own).with_context(|| format!("make the folder {}", own.display()))?;
+        let lock = fs::File::create(own.join("lock")).context("open the lock")?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .with_context(|| format!("another tailwind-exec uses {}", directory.display()))?;
+
+        // The mark names the directory's inode: another directory of the same name is not ours.
+        let mark = own.join("directory");
+        let inode = fs::metadata(&directory)?.ino().to_string();
+        let ours = fs::read_to_string(&mark).is_ok_and(|text| text == inode);
+        let empty = fs::read_dir(&directory)?.next().is_none();
+        let foreign = !ours && !empty;
+        ensure!(
+            !foreign || options.import,
+            "--dir {} has files, and nothing says that tailwind-exec has put them there: empty it; or, to take them into a \
+             log that is still empty, give --import",
+            directory.display(),
+        );
+        let stage = own.join("stage");
+        remove_contents(&stage).context("empty the stage")?;
+        fs::create_dir_all(&stage)?;
+        let ground = Ground { directory, stage, _lock: lock, foreign };
+        if !foreign {
+            ground.mark()?;
+        }
+        Ok(ground)
+    }
+
+    /// From now on the directory is filled from the log, and may be emptied.
+    fn mark(&self) -> Result<()> {
+        let inode = fs::metadata(&self.directory)?.ino().to_string();
+        let mark = self.stage.with_file_name("directory");
+        fs::write(&mark, inode).with_context(|| format!("write {}", mark.display()))
+    }
+
+    /// An empty directory and stage.
+    fn open(&self) -> Result<Directory> {
+        remove_contents(&self.stage).context("empty the stage")?;
+        if !self.foreign {
+            remove_contents(&self.directory).with_context(|| format!("empty {}", self.directory.display()))?;
+        }
+        let open = |path: &Path| -> io::Result<OwnedFd> { Ok(fs::File::open(path)?.into()) };
+        Ok(Directory::new(open(&self.directory)?, open(&self.stage)?)?)
+    }
+}
+
+/// Whose files and inodes behave as POSIX says, and tell by inotify what happens to them.
+fn check_file_system(directory: &Path) -> Result<()> {
+    const KNOWN: [(u32, &str); 4] =
+        [(0x0102_1994, "tmpfs"), (0xef53, "ext4"), (0x5846_5342, "xfs"), (0x9123_683e, "btrfs")];
+    let found = rustix::fs::statfs(directory)?.f_type as u32;
+    ensure!(
+        KNOWN.iter().any(|(magic, _)| *magic == found),
+        "--dir {} is on a file system of type {found:#x}: it has to be tmpfs, ext4, xfs or btrfs (in Kubernetes an emptyDir)",
+        directory.display(),
+    );
+    Ok(())
+}
+
+fn remove_contents(directory: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            open_up(&entry.path())?;
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// What a program has made read-only can be removed after this.
+fn open_up(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            open_up(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// The log's follower: keeps the directory as the log has it.
+struct Standby {
+    image: Image,
+    directory: Directory,
+    /// Where the follow goes on.
+    next: Lsn,
+    history: History,
+}
+
+/// What a follow came to.
+enum Followed {
+    Turn(Lsn),
+    /// The records that were folded are not those of the log, or no longer all that it begins with.
+    Anew(String),
+    /// A signal asked this process to end.
+    Stopped,
+}
+
+impl Standby {
+    fn new(ground: &Ground) -> Result<Standby> {
+        Ok(Standby { image: Image::default(), directory: ground.open()?, next: Lsn(0), history: History::UNKNOWN })
+    }
+
+    /// Until it is this sidecar's turn: the connection that may append, and the next LSN. `None` if a signal came first.
+    fn follow(&mut self, options: &Options, ground: &Ground, signals: &Signals) -> Result<Option<(Client, Lsn)>> {
+        loop {
+            let Some(mut client) = connect(&options.socket, signals)? else { return Ok(None) };
+            match self.follow_once(&mut client, signals) {
+                Ok(Followed::Turn(next)) => return Ok(Some((client, next))),
+                Ok(Followed::Stopped) => return Ok(None),
+                Ok(Followed::Anew(why)) => {
+                    warn!(%why, "begins anew: the log does not go on with what was read");
+                    *self = Standby::new(ground)?;
+                }
+                Err(Failure::Log(error)) => {
+                    info!(%error, "the sidecar has gone; connects again");
+                    std::thread::sleep(CONNECT_PAUSE);
+                }
+                Err(Failure::Other(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn follow_once(&mut self, client: &mut Client, signals: &Signals) -> Result<Followed, Failure> {
+        // Signals are looked at in between.
+        client.set_timeout(Some(PATIENCE)).map_err(anyhow::Error::from)?;
+        let mut progress = Progress::new();
+        let mut follow = client.follow((self.history, self.next))?;
+        let next = loop {
+            if wants_to_end(signals) {
+                return Ok(Followed::Stopped);
+            }
+            let event = match follow.next_event() {
+                Ok(event) => event,
+                Err(Error::TimedOut { .. }) => continue,
+                Err(Error::Refused { code: ErrorCode::BeyondEnd, message }) | Err(Error::Trimmed { message }) => {
+                    return Ok(Followed::Anew(message));
+                }
+                Err(error) => return Err(error.into()),
+            };
+            match event {
+                Some(FollowEvent::Record(lsn, bytes)) => {
+                    fold(&mut self.image, &mut self.directory, bytes)
+                        .with_context(|| format!("record {lsn} of the log"))?;
+                    self.next = lsn.next();
+                    progress.took(lsn, bytes.len());
+                }
+                Some(FollowEvent::CaughtUp { next }) => progress.caught_up(next),
+                Some(FollowEvent::Lag { acked, .. }) => progress.behind(acked),
+                Some(FollowEvent::Turn { next, .. }) => break next,
+                None => return Err(Error::Disconnected { why: "the follow has ended".into() }.into()),
+            }
+            self.history = follow.history();
+        };
+        drop(follow);
+        client.set_timeout(None).map_err(anyhow::Error::from)?;
+        Ok(Followed::Turn(next))
+    }
+}
+
+/// Folds one record, and carries out what follows.
+fn fold(image: &mut Image, directory: &mut Directory, bytes: &[u8]) -> Result<()> {
+    let record = Record::decode(bytes)?;
+    let operations: Vec<Operation<'_>> = image.fold(&record)?;
+    directory.carry_out(image, &operations)?;
+    Ok(())
+}
+
+/// Why a follow ended.
+enum Failure {
+    Log(Error),
+    Other(anyhow::Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match error {
+            // Nothing changes by itself.
+            Error::Refused { .. } | Error::Protocol { .. } | Error::Misuse(_) => Failure::Other(error.into()),
+            error => Failure::Log(error),
+        }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Failure {
+        Failure::Other(error)
+    }
+}
+
+fn wants_to_end(signals: &Signals) -> bool {
+    use rustix::process::Signal;
+    signals.take().iter().any(|signal| [Signal::TERM, Signal::INT, Signal::QUIT].contains(signal))
+}
+
+fn connect(socket: &Path, signals: &Signals) -> Result<Option<Client>> {
+    let began = Instant::now();
+    let mut told = false;
+    loop {
+        match Client::connect(socket) {
+            Ok(client) => return Ok(Some(client)),
+            Err(error @ (Error::Connect { .. } | Error::Retry { .. } | Error::Disconnected { .. })) => {
+                if !told && began.elapsed() > PATIENCE {
+                    warn!(%error, "waits for the sidecar");
+                    told = true;
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if wants_to_end(signals) {
+            return Ok(None);
+        }
+        std::thread::sleep(CONNECT_PAUSE);
+    }
+}
+
+/// Says on a terminal how far a long replay is, and once that it is over.
+struct Progress {
+    began: Instant,
+    shown: Instant,
+    bytes: u64,
+    acked: Lsn,
+    caught_up: bool,
+    terminal: bool,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let now = Instant::now();
+        let terminal = io::stderr().is_terminal();
+        Progress { began: now, shown: now, bytes: 0, acked: Lsn(0), caught_up: false, terminal }
+    }
+
+    fn took(&mut self, lsn: Lsn, bytes: usize) {
+        self.bytes += bytes as u64;
+        let every = if self.terminal { PATIENCE } else { PATIENCE * 10 };
+        if !self.caught_up && lsn.0.is_multiple_of(256) && self.shown.elapsed() > every {
+            self.shown = Instant::now();
+            let (mib, acked) = (self.bytes >> 20, self.acked);
+            info!(%lsn, of = %acked, mib, "reads the log");
+        }
+    }
+
+    fn behind(&mut self, acked: Lsn) {
+        self.acked = acked;
+    }
+
+    fn caught_up(&mut self, next: Lsn) {
+        if !std::mem::replace(&mut self.caught_up, true) {
+            let (ms, mib) = (self.began.elapsed().as_millis() as u64, self.bytes >> 20);
+            info!(%next, mib, ms, "the directory is as the log has it; waits for its turn");
+        }
+    }
+}
+
+/// The turn: what the log has is on disk, and this side alone appends.
+fn lead(options: &Options, ground: &Ground, standby: Standby, mut appends: Appends, signals: Signals) -> Result<i32> {
+    let began = Instant::now();
+    let Standby { mut image, mut directory, .. } = standby;
+    if ground.foreign && image.begun() {
+        bail!(
+            "--dir {} has files that are not the log's, and the log is not empty: empty the directory, and leave out --import",
+            ground.directory.display(),
+        );
+    }
+    // What has no name, and groups that a death has cut short, are void.
+    let begin = Record::Begin { next: image.next() };
+    let operations = image.fold(&begin)?;
+    directory.carry_out(&image, &operations)?;
+    for name in &options.remove_at_start {
+        remove_at_start(&ground.directory, name)?;
+    }
+    let left = directory.finish(&image).context("prepare the directory")?;
+    let bounds = Bounds { record: appends.record_max(), ..options.bounds };
+    let mut volume = Volume::new(bounds, image, left).context("watch the directory")?;
+    let mut records = vec![begin.encode()];
+    let taken = if ground.foreign {
+        volume.import().and_then(|()| volume.capture_all(&mut records))
+    } else if options.remove_at_start.is_empty() {
+        Ok(())
+    } else {
+        volume.relist().and_then(|()| volume.capture_names(&mut records))
+    };
+    if let Err(Refusal::Lost(why) | Refusal::Full(why)) = taken {
+        bail!("the directory cannot be taken into the log: {why}");
+    }
+    let led = appends.send(&records).and_then(|()| appends.wait());
+    if let Err(loss) = led {
+        return Ok(lost(&loss));
+    }
+    if ground.foreign {
+        ground.mark()?;
+    }
+    let [program, arguments @ ..] = &options.program[..] else { bail!("no program to run") };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
+    info!(ms = began.elapsed().as_millis() as u64, "this sidecar is primary: the program runs");
+    let outside = Outside { allowed: options.outside.clone() };
+    let result = Supervisor::new(&mut program, volume, appends, outside).run();
+    // Nobody answers its calls any more; nobody may be left who serves clients.
+    program.kill().context("kill the program")?;
+    match result {
+        Ok(exit) => Ok(exit.code()),
+        Err(loss) => Ok(lost(&loss)),
+    }
+}
+
+fn lost(loss: &Loss) -> i32 {
+    warn!(%loss, "the program may not go on and is killed; start this again, and it follows the log");
+    LOST
+}
+
+/// A name in the directory, such as the file of a dead process's number.
+fn remove_at_start(directory: &Path, name: &Path) -> Result<()> {
+    let inside = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    ensure!(inside, "--remove-at-start {}: give a path inside of --dir", name.display());
+    match fs::remove_file(directory.join(name)) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("remove {}", name.display())),
+    }
+}

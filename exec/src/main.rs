@@ -1,0 +1,77 @@
+//! `tailwind-exec`: runs an unmodified program whose files are replicated.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tailwind_exec::life::{self, Options};
+use tailwind_exec::volume::Bounds;
+use tracing_subscriber::EnvFilter;
+
+const EXAMPLE: &str = "\
+Example: a Redis that loses no acknowledged write, beside each of two or more sidecars of one group
+
+  tailwind-exec --socket /run/tailwind/append.sock --dir /vol/data -- \\
+    redis-server --dir /vol/data --appendonly yes --appendfsync always --save ''
+
+One of them runs Redis; each other one keeps its directory the same, and starts Redis when its sidecar becomes primary.
+
+Exit codes: that of the program, 128 + N if signal N ended it; 75 if the role was lost (start it again); 1 if it could not
+start; 2 for wrong arguments.";
+
+/// Runs a program as it is, and replicates the files of one directory: each fsync returns only when every backup has what was
+/// written.
+#[derive(Parser)]
+#[command(version, after_help = EXAMPLE)]
+struct Arguments {
+    /// The sidecar's append socket
+    #[arg(long, value_name = "PATH", default_value = "/run/tailwind/append.sock")]
+    socket: PathBuf,
+    /// The directory that is replicated: a folder inside of a volume of its own (an emptyDir). It is filled from the log
+    #[arg(long, value_name = "PATH")]
+    dir: PathBuf,
+    /// Most bytes in the directory; a sync beyond it fails with ENOSPC
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    bytes_max: u64,
+    /// Most files, directories and links; a descriptor is held for each
+    #[arg(long, value_name = "COUNT", default_value_t = 20_000)]
+    files_max: usize,
+    /// Most bytes that one sync may have to compare; beyond it the file's syncs fail
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    scan_max: u64,
+    /// Take the files that are in the directory into a log that is still empty
+    #[arg(long)]
+    import: bool,
+    /// Let syncs of files below this path, outside of --dir, go to the kernel: they are not replicated
+    #[arg(long, value_name = "PATH")]
+    outside: Vec<PathBuf>,
+    /// Remove this file of --dir before the program starts, such as a stale postmaster.pid
+    #[arg(long, value_name = "NAME")]
+    remove_at_start: Vec<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_env("TAILWIND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let options = Options {
+        socket: arguments.socket,
+        directory: arguments.dir,
+        bounds: Bounds { bytes: arguments.bytes_max, files: arguments.files_max, scan: arguments.scan_max, record: 0 },
+        import: arguments.import,
+        outside: arguments.outside,
+        remove_at_start: arguments.remove_at_start,
+        program: arguments.program,
+    };
+    match life::run(&options) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The program as a process: its start, its signals, its children, its end.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
+use tracing::info;
+
+use crate::trap::{self, Answer, Listener, Stopped};
+use crate::volume::descendants;
+
+/// Signals that are passed on to the program.
+const PASSED_ON: [Signal; 8] =
+    [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::WINCH, Signal::CONT];
+/// How long the last descendants may take to die. SIGKILL is certain, but a process that waits for a device ends late.
+const KILL_TIME: Duration = Duration::from_secs(60);
+
+/// How the program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// By itself.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The exit code that says the same, as shells have it.
+    pub fn code(self) -> i32 {
+        match self {
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Exit {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (None, signal) => Exit::Signal(signal.unwrap_or(0)),
+        }
+    }
+}
+
+/// Signals of this process, as flags, and a socket that wakes who waits.
+pub struct Signals {
+    wake: UnixStream,
+    flags: Vec<(Signal, Arc<AtomicBool>)>,
+}
+
+impl Signals {
+    /// From now on the signals that are passed on do nothing to this process.
+    pub fn catch() -> io::Result<Signals> {
+        let (wake, write) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        let mut flags = Vec::new();
+        for signal in PASSED_ON.into_iter().chain([Signal::CHILD]) {
+            let flag = Arc::new(AtomicBool::new(false));
+            // The flag first: whoever is woken finds it.
+            signal_hook::flag::register(signal.as_raw(), flag.clone())?;
+            signal_hook::low_level::pipe::register(signal.as_raw(), write.try_clone()?)?;
+            flags.push((signal, flag));
+        }
+        Ok(Signals { wake, flags })
+    }
+
+    /// Those that have come since the last call.
+    pub fn take(&self) -> Vec<Signal> {
+        let mut bytes = [0; 64];
+        while matches!(io::Read::read(&mut &self.wake, &mut bytes), Ok(count) if count == bytes.len()) {}
+        let came = |(signal, flag): &(Signal, Arc<AtomicBool>)| flag.swap(false, Ordering::AcqRel).then_some(*signal);
+        self.flags.iter().filter_map(came).collect()
+    }
+
+    /// Polls readable when a signal has come.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// The program and all that descends from it.
+pub struct Program {
+    child: Child,
+    pid: Pid,
+    listener: Listener,
+    signals: Signals,
+}
+
+impl Program {
+    /// Starts it.
+    pub fn start(command: Command, signals: Signals) -> io::Result<Program> {
+        // Orphans come to this process, so that none is left when the program has to end.
+        set_child_subreaper(Some(rustix::process::getpid()))?;
+        let (child, listener) = trap::spawn(command)?;
+        let pid = Pid::from_child(&child);
+        Ok(Program { child, pid, listener, signals })
+    }
+
+    /// The next stopped call, if one waits.
+    pub fn receive(&self) -> io::Result<Option<Stopped>> {
+        self.listener.receive()
+    }
+
+    /// Lets a stopped thread go on.
+    pub fn answer(&self, id: u64, answer: Answer) -> io::Result<()> {
+        // One that is not there any more needs no answer.
+        self.listener.answer(id, answer).map(drop)
+    }
+
+    /// Where stopped calls arrive.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Polls readable when `look` has something to do.
+    pub fn signals(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
+    }
+
+    /// Passes signals on and takes in who has ended. The program's own end, if it has.
+    pub fn look(&mut self) -> io::Result<Option<Exit>> {
+        for signal in self.signals.take() {
+            if signal != Signal::CHILD {
+                info!(signal = signal.as_raw(), "passes a signal on to the program");
+                // It may just have ended.
+                let _ = kill_process(self.pid, signal);
+            }
+        }
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(Some(status.into()));
+        }
+        // Orphans; the program itself has not ended.
+        self.reap()
+    }
+
+    fn reap(&mut self) -> io::Result<Option<Exit>> {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if pid == self.pid {
+                return Ok(Some(ExitStatus::from_raw(status.as_raw()).into()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Kills the program and all that descends from it, and waits until nobody is left.
+    pub fn kill(mut self) -> io::Result<()> {
+        let deadline = Instant::now() + KILL_TIME;
+        loop {
+            let left = descendants()?;
+            for process in &left {
+                if let Some(pid) = Pid::from_raw(*process as i32) {
+                    // One that has ended meanwhile will do.
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+            let _ = self.child.try_wait();
+            self.reap()?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("processes {left:?} do not end")));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

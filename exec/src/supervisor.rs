@@ -1,0 +1,359 @@
+//! Runs the program: takes its stopped calls, appends what its syncs owe, and answers each sync once that is acknowledged.
+//!
+//! One thread and one loop. Each turn of it takes all calls that wait, lets those go on that only bring something about, makes
+//! one capture for each file that is synced, and hands what there is to the sidecar. The answers follow the order of the acks: a
+//! sync that finds nothing new still waits for every append that was sent before it, which may carry its bytes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tailwind_client::blocking::Client;
+use tailwind_client::{Limits, Lsn, Role, Ticket};
+use tracing::warn;
+
+use crate::call::Call;
+use crate::program::{Exit, Program};
+use crate::record::Number;
+use crate::trap::{Answer, Stopped};
+use crate::volume::{Refusal, Target, Volume};
+
+/// How long the loop looks for acks before it sleeps: an ack over shared memory takes less, and a wake-up as long again.
+const SPIN: Duration = Duration::from_micros(50);
+/// Stopped calls that are taken before any is answered: threads of a program, at most.
+const CALLS_MAX: usize = 4096;
+
+/// Why the program must not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Loss {
+    /// The role, the connection, or an append.
+    #[error("{0}")]
+    Log(#[from] tailwind_client::Error),
+    /// Another sidecar leads.
+    #[error("this sidecar is not primary any more")]
+    Role,
+    /// Somebody else appends.
+    #[error("the log has records of somebody else: LSN {found} came where {expected} was to come")]
+    Foreign {
+        /// That of the ack.
+        found: Lsn,
+        /// That of the last record that was sent.
+        expected: Lsn,
+    },
+    /// This side cannot go on.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// The program's appends: in order, counted, and nobody else's.
+pub struct Appends {
+    client: Client,
+    limits: Limits,
+    /// What each batch that is not acknowledged ends with.
+    sent: VecDeque<(Ticket, Lsn)>,
+    next: Lsn,
+}
+
+impl Appends {
+    /// After a turn, whose next LSN is `next`.
+    pub fn new(client: Client, next: Lsn) -> Appends {
+        let limits = client.welcome().limits;
+        Appends { client, limits, sent: VecDeque::new(), next }
+    }
+
+    /// The largest record that the sidecar takes, alone in a batch.
+    pub fn record_max(&self) -> usize {
+        let around = usize::from(self.limits.record_cost) + usize::from(self.limits.batch_cost) + 8;
+        (self.limits.record_size_max as usize).min((self.limits.batch_size_max as usize).saturating_sub(around))
+    }
+
+    /// Sends records in as few batches as they fit into, in order.
+    pub fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss> {
+        let mut rest = records;
+        while !rest.is_empty() {
+            let fits = |count: usize| {
+                let lengths = rest[..count].iter().map(Vec::len);
+                self.limits.batch_size(lengths) <= self.limits.batch_size_max as usize
+            };
+            // Sizes grow with the count.
+            let (mut some, mut too_many) = (1, rest.len().min(self.limits.batch_records_max as usize) + 1);
+            while too_many - some > 1 {
+                let middle = some + (too_many - some) / 2;
+                if fits(middle) { some = middle } else { too_many = middle }
+            }
+            let (batch, others) = rest.split_at(some);
+            let ticket = match batch {
+                [record] => self.client.submit(record)?,
+                batch => self.client.submit_batch(batch)?,
+            };
+            self.next = Lsn(self.next.0 + batch.len() as u64);
+            self.sent.push_back((ticket, Lsn(self.next.0 - 1)));
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Takes the acks that have come.
+    fn take_acks(&mut self) -> Result<(), Loss> {
+        while let Some(ack) = self.client.try_next_ack() {
+            self.acked(ack)?;
+        }
+        Ok(())
+    }
+
+    fn acked(&mut self, ack: tailwind_client::Ack) -> Result<(), Loss> {
+        let found = ack.outcome?;
+        match self.sent.pop_front() {
+            Some((ticket, expected)) if ticket == ack.ticket && expected == found => Ok(()),
+            Some((_, expected)) => Err(Loss::Foreign { found, expected }),
+            None => Err(Loss::Foreign { found, expected: self.next }),
+        }
+    }
+
+    /// Sends what has gathered and takes what has come, without waiting.
+    fn pump(&mut self) -> Result<(), Loss> {
+        self.client.pump()?;
+        if self.client.role_info().role != Role::Primary {
+            return Err(Loss::Role);
+        }
+        self.take_acks()
+    }
+
+    /// Waits until all is acknowledged.
+    pub fn wait(&mut self) -> Result<(), Loss> {
+        while let Some(ack) = self.client.next_ack()? {
+            self.acked(ack)?;
+        }
+        Ok(())
+    }
+
+    /// The last append that was sent and not acknowledged.
+    fn last(&self) -> Option<Ticket> {
+        self.sent.back().map(|(ticket, _)| *ticket)
+    }
+
+    /// Whether an append, and all before it, is acknowledged.
+    fn has(&self, ticket: Option<Ticket>) -> bool {
+        match (ticket, self.sent.front()) {
+            (Some(ticket), Some((oldest, _))) => ticket < *oldest,
+            _ => true,
+        }
+    }
+}
+
+/// What syncs of files outside of the volume get.
+#[derive(Clone, Debug, Default)]
+pub struct Outside {
+    /// Folders whose files the kernel may sync.
+    pub allowed: Vec<std::path::PathBuf>,
+}
+
+/// The program under supervision.
+pub struct Supervisor<'a> {
+    program: &'a mut Program,
+    volume: Volume,
+    appends: Appends,
+    outside: Outside,
+    /// Syncs that wait for an append.
+    waiting: VecDeque<(Option<Ticket>, u64)>,
+    /// Why syncs of files elsewhere fail, said once for each.
+    told: BTreeSet<String>,
+}
+
+impl<'a> Supervisor<'a> {
+    /// Nothing has been received from the program yet.
+    pub fn new(program: &'a mut Program, volume: Volume, appends: Appends, outside: Outside) -> Supervisor<'a> {
+        Supervisor { program, volume, appends, outside, waiting: VecDeque::new(), told: BTreeSet::new() }
+    }
+
+    /// Until the program ends. Its end, if it was an orderly one, is a sync of the whole volume.
+    pub fn run(mut self) -> Result<Exit, Loss> {
+        loop {
+            let busy = self.turn()?;
+            if let Some(exit) = self.program.look()? {
+                return self.end(exit);
+            }
+            if !busy {
+                self.sleep()?;
+            }
+        }
+    }
+
+    /// Returns whether there was anything to do.
+    fn turn(&mut self) -> Result<bool, Loss> {
+        let calls = self.receive()?;
+        let any = !calls.is_empty();
+        let mut syncs = Vec::new();
+        for stopped in calls {
+            self.volume.stopped(stopped.thread);
+            if stopped.call.is_sync() {
+                syncs.push(stopped);
+                continue;
+            }
+            // What cannot be followed shows at the next sync.
+            if let Err(Refusal::Lost(why) | Refusal::Full(why)) = self.volume.calls(stopped.thread, stopped.call) {
+                warn!(%why, thread = %stopped.thread, "a call cannot be followed");
+            }
+            self.program.answer(stopped.id, Answer::Go)?;
+        }
+        self.sync(syncs)?;
+        self.appends.pump()?;
+        let answered = self.answer()?;
+        Ok(any || answered)
+    }
+
+    fn receive(&mut self) -> io::Result<Vec<Stopped>> {
+        let mut calls = Vec::new();
+        while calls.len() < CALLS_MAX
+            && let Some(stopped) = self.program.receive()?
+        {
+            calls.push(stopped);
+        }
+        Ok(calls)
+    }
+
+    /// One capture for each file, whoever waits for it.
+    fn sync(&mut self, syncs: Vec<Stopped>) -> Result<(), Loss> {
+        let mut wanted: BTreeMap<Wanted, Vec<u64>> = BTreeMap::new();
+        for Stopped { id, thread, call } in syncs {
+            let targets = match call {
+                Call::SyncMapping { address, length } => self
+                    .volume
+                    .mapped(thread, address, length)
+                    .map(|numbers| Wanted::Files(numbers.into_iter().collect())),
+                Call::Sync(descriptor) => self.volume.target(thread, descriptor).map(|target| match target {
+                    Target::File(number) => Wanted::Files(BTreeSet::from([number])),
+                    Target::Names => Wanted::Names,
+                    Target::Nothing => Wanted::Files(BTreeSet::new()),
+                    Target::Kernel => Wanted::Kernel,
+                    Target::Outside => self.outside(thread, descriptor),
+                }),
+                _ => Ok(Wanted::All),
+            };
+            match targets {
+                Ok(wants) => wanted.entry(wants).or_default().push(id),
+                Err(refusal) => self.refuse(&[id], &refusal)?,
+            }
+        }
+        for (wants, ids) in wanted {
+            let mut records = Vec::new();
+            let result = match &wants {
+                Wanted::Files(numbers) => {
+                    numbers.iter().try_for_each(|number| self.volume.capture_file(*number, &mut records))
+                }
+                Wanted::Names => self.volume.capture_names(&mut records),
+                Wanted::All => self.volume.capture_all(&mut records),
+                Wanted::Kernel => {
+                    self.answer_all(&ids, Answer::Go)?;
+                    continue;
+                }
+                Wanted::Refused => {
+                    self.answer_all(&ids, Answer::Fail(Errno::IO))?;
+                    continue;
+                }
+            };
+            // What was captured before a refusal is in the image, so it goes to the log.
+            self.appends.send(&records)?;
+            match result {
+                Ok(()) => {
+                    let last = self.appends.last();
+                    self.waiting.extend(ids.into_iter().map(|id| (last, id)));
+                }
+                Err(refusal) => self.refuse(&ids, &refusal)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn outside(&mut self, thread: crate::call::Thread, descriptor: crate::call::Descriptor) -> Wanted {
+        let path = std::fs::read_link(format!("/proc/{thread}/fd/{}", descriptor.0)).unwrap_or_default();
+        if self.outside.allowed.iter().any(|allowed| path.starts_with(allowed)) {
+            return Wanted::Kernel;
+        }
+        let path = path.display().to_string();
+        if self.told.len() < CALLS_MAX && self.told.insert(path.clone()) {
+            warn!(%path, "a sync of a file that is not in the volume fails: allow it with --outside, or move it");
+        }
+        Wanted::Refused
+    }
+
+    fn refuse(&mut self, ids: &[u64], refusal: &Refusal) -> Result<(), Loss> {
+        let (errno, why) = match refusal {
+            Refusal::Lost(why) => (Errno::IO, why),
+            Refusal::Full(why) => (Errno::NOSPC, why),
+        };
+        warn!(%why, error = %errno, "a sync fails");
+        self.answer_all(ids, Answer::Fail(errno))
+    }
+
+    fn answer_all(&mut self, ids: &[u64], answer: Answer) -> Result<(), Loss> {
+        Ok(ids.iter().try_for_each(|id| self.program.answer(*id, answer))?)
+    }
+
+    /// Answers the syncs whose appends are acknowledged.
+    fn answer(&mut self) -> Result<bool, Loss> {
+        let mut any = false;
+        while let Some((ticket, id)) = self.waiting.front().copied()
+            && self.appends.has(ticket)
+        {
+            self.waiting.pop_front();
+            self.program.answer(id, Answer::Done)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Until something happens: a stopped call, an ack, a signal, the program's end.
+    fn sleep(&mut self) -> Result<(), Loss> {
+        if !self.waiting.is_empty() {
+            let deadline = Instant::now() + SPIN;
+            while Instant::now() < deadline {
+                self.appends.take_acks()?;
+                if self.answer()? {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            self.appends.pump()?;
+            if self.answer()? {
+                return Ok(());
+            }
+        }
+        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let mut descriptors = [
+            PollFd::from_borrowed_fd(self.appends.client.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.program.listener(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.program.signals(), PollFlags::IN),
+        ];
+        match poll(&mut descriptors, Some(&second)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(io::Error::from(errno).into()),
+        }
+    }
+
+    fn end(mut self, exit: Exit) -> Result<Exit, Loss> {
+        if exit == Exit::Code(0) {
+            let mut records = Vec::new();
+            let result = self.volume.capture_all(&mut records);
+            self.appends.send(&records)?;
+            self.appends.wait()?;
+            if let Err(Refusal::Lost(why) | Refusal::Full(why)) = result {
+                warn!(%why, "the program has ended in order, and not all that it wrote is in the log");
+            }
+        }
+        Ok(exit)
+    }
+}
+
+/// What a sync asks for.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Wanted {
+    Files(BTreeSet<Number>),
+    Names,
+    All,
+    Kernel,
+    Refused,
+}

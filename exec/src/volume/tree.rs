@@ -1,0 +1,265 @@
+//! Which name stands for which number now: the events of inotify, folded in their order. Pure.
+//!
+//! An event names a file by a name that it had when the event was queued; by the time it is read, the name may be another
+//! file's. So the events of a drain are followed one by one, and what they leave open (a file that was made, a name that was
+//! moved) is *unsure* until somebody looks at it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use crate::record::{Name, Number};
+
+/// A name in a directory.
+pub(crate) type At = (Number, Name);
+
+/// Names whose files are gone and may still be open: a program has no more descriptors. At the bound all are forgotten, and the
+/// next event of one of them is an unknown name.
+const DEPARTED_MAX: usize = 65_536;
+
+/// What happened to a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Opened,
+    /// A description that could write is gone.
+    Closed,
+    Created,
+    Deleted,
+    MovedFrom {
+        cookie: u32,
+    },
+    MovedTo {
+        cookie: u32,
+    },
+    /// Mode, owner, times or number of links.
+    Attributes,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Entry {
+    Known(Number),
+    /// Nobody has looked yet.
+    Unknown,
+    /// A socket, a pipe, a device: not kept.
+    Ignored,
+}
+
+/// What an event says about files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Note {
+    /// A file may have another writer.
+    Opened(Number),
+    /// What a description wrote last is unknown.
+    Closed(Number),
+    /// A file that may never have been synced got another name.
+    Moved(Number),
+    /// A mode may be another one.
+    Attributes(Number),
+    /// A file that goes on has lost a name: events may come under it that belong to the file.
+    Ragged(Number),
+    /// Any file may have been opened or closed: look at everything.
+    Lost,
+}
+
+#[derive(Default, Debug)]
+pub(crate) struct Tree {
+    entries: BTreeMap<At, Entry>,
+    names: HashMap<Number, BTreeSet<At>>,
+    /// Names that may not be in the log as they are now.
+    touched: BTreeSet<At>,
+    /// Names to look at.
+    unsure: BTreeSet<At>,
+    /// On the way from one name to another.
+    floating: Vec<(u32, Entry)>,
+    /// Names that were the last ones of their files.
+    departed: HashSet<At>,
+    /// Numbers that have lost their last name. They may get another one as long as events are missing.
+    nameless: BTreeSet<Number>,
+    /// A file may have several names.
+    linked: bool,
+}
+
+impl Tree {
+    /// As the log has it.
+    pub(crate) fn new(entries: impl IntoIterator<Item = (At, Number)>) -> Tree {
+        let mut tree = Tree::default();
+        for (at, number) in entries {
+            tree.put(at, Entry::Known(number));
+        }
+        tree.linked = tree.names.values().any(|names| names.len() > 1);
+        tree.touched.clear();
+        tree
+    }
+
+    /// The program makes, or has made, a second name of a file.
+    pub(crate) fn linked(&mut self) {
+        self.linked = true;
+    }
+
+    pub(crate) fn entry(&self, at: &At) -> Option<Entry> {
+        self.entries.get(at).copied()
+    }
+
+    /// The number that a name stands for.
+    pub(crate) fn number(&self, at: &At) -> Option<Number> {
+        match self.entry(at) {
+            Some(Entry::Known(number)) => Some(number),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn names(&self, number: Number) -> impl Iterator<Item = &At> {
+        self.names.get(&number).into_iter().flatten()
+    }
+
+    pub(crate) fn touched(&self) -> &BTreeSet<At> {
+        &self.touched
+    }
+
+    /// The log has all names as they are.
+    pub(crate) fn logged(&mut self) {
+        self.touched.clear();
+    }
+
+    pub(crate) fn take_unsure(&mut self) -> BTreeSet<At> {
+        std::mem::take(&mut self.unsure)
+    }
+
+    /// Something has left one name and has not come to another: the other event is on its way, or it has left the volume.
+    pub(crate) fn is_floating(&self) -> bool {
+        !self.floating.is_empty()
+    }
+
+    /// What left has left for good. The numbers, if they are known.
+    pub(crate) fn take_floating(&mut self) -> Vec<Number> {
+        let known = |(_, entry)| if let Entry::Known(number) = entry { Some(number) } else { None };
+        self.floating.drain(..).filter_map(known).collect()
+    }
+
+    /// Numbers that have no name any more.
+    pub(crate) fn take_nameless(&mut self) -> Vec<Number> {
+        let nameless = std::mem::take(&mut self.nameless);
+        nameless.into_iter().filter(|number| self.names.get(number).is_none_or(BTreeSet::is_empty)).collect()
+    }
+
+    /// All names, before they are listed anew.
+    pub(crate) fn forget_entries(&mut self) {
+        let entries: Vec<At> = self.entries.keys().cloned().collect();
+        self.floating.clear();
+        self.departed.clear();
+        self.unsure.clear();
+        for at in entries {
+            self.take(&at);
+            self.touched.insert(at);
+        }
+    }
+
+    /// Somebody has to look what this name stands for.
+    pub(crate) fn doubt(&mut self, at: At) {
+        self.entries.entry(at.clone()).or_insert(Entry::Unknown);
+        self.touched.insert(at.clone());
+        self.unsure.insert(at);
+    }
+
+    /// Somebody has looked.
+    pub(crate) fn set(&mut self, at: At, found: Option<Entry>) {
+        if self.entry(&at) == found {
+            return;
+        }
+        self.take(&at);
+        self.touched.insert(at.clone());
+        if let Some(entry) = found {
+            self.put(at, entry);
+        }
+    }
+
+    /// Follows one event.
+    pub(crate) fn follow(&mut self, at: At, what: What) -> Option<Note> {
+        match what {
+            What::Opened => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Opened)),
+            What::Closed => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Closed)),
+            What::Attributes => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Attributes)),
+            What::Created => {
+                let note = self.leave(&at);
+                self.doubt(at);
+                note
+            }
+            What::Deleted => {
+                let note = self.leave(&at);
+                self.touched.insert(at);
+                note
+            }
+            What::MovedFrom { cookie } => {
+                let entry = self.take(&at).unwrap_or(Entry::Unknown);
+                self.floating.push((cookie, entry));
+                self.touched.insert(at);
+                None
+            }
+            What::MovedTo { cookie } => {
+                let note = self.leave(&at);
+                let place = self.floating.iter().position(|(floating, _)| *floating == cookie);
+                let entry = place.map_or(Entry::Unknown, |place| self.floating.remove(place).1);
+                self.put(at.clone(), entry);
+                // Two names that change places look like two moves, and are not.
+                self.doubt(at);
+                match entry {
+                    // More to look at than what was left.
+                    _ if note == Some(Note::Lost) => note,
+                    Entry::Known(number) if note.is_none() => Some(Note::Moved(number)),
+                    // Both are true: look at everything.
+                    Entry::Known(_) => Some(Note::Lost),
+                    _ => note,
+                }
+            }
+        }
+    }
+
+    /// The number behind a name that an event names: `None` if that concerns no file that is kept, `Some(None)` if it may be
+    /// any.
+    fn user(&self, at: &At) -> Option<Option<Number>> {
+        match self.entry(at) {
+            Some(Entry::Known(number)) => Some(Some(number)),
+            // Whoever looks at it finds out all of it.
+            Some(Entry::Unknown | Entry::Ignored) => None,
+            // It was the only name of its file, which nobody misses.
+            None if !self.linked && self.departed.contains(at) => None,
+            None => Some(None),
+        }
+    }
+
+    /// The name ceases to stand for what it stood for.
+    fn leave(&mut self, at: &At) -> Option<Note> {
+        let entry = self.take(at);
+        if self.departed.len() >= DEPARTED_MAX {
+            self.departed.clear();
+        }
+        self.departed.insert(at.clone());
+        match entry? {
+            Entry::Known(number) if self.names(number).next().is_some() => Some(Note::Ragged(number)),
+            // It may have been another name of any file, and opened under it.
+            Entry::Unknown if self.linked => Some(Note::Lost),
+            _ => None,
+        }
+    }
+
+    fn take(&mut self, at: &At) -> Option<Entry> {
+        let entry = self.entries.remove(at)?;
+        if let Entry::Known(number) = entry {
+            let names = self.names.entry(number).or_default();
+            names.remove(at);
+            if names.is_empty() {
+                self.names.remove(&number);
+                self.nameless.insert(number);
+            }
+        }
+        Some(entry)
+    }
+
+    fn put(&mut self, at: At, entry: Entry) {
+        self.departed.remove(&at);
+        if let Entry::Known(number) = entry {
+            self.names.entry(number).or_default().insert(at.clone());
+        }
+        self.touched.insert(at.clone());
+        self.entries.insert(at, entry);
+    }
+}

@@ -1,0 +1,114 @@
+//! inotify: tells which names have changed, and which files were opened and closed. An event is queued before the call that
+//! causes it returns.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+
+use super::tree::{At, What};
+use crate::record::{Name, Number};
+
+/// Room for a few hundred events.
+const BUFFER: usize = 16 << 10;
+
+pub(crate) struct Watch {
+    inotify: OwnedFd,
+    directories: HashMap<i32, Number>,
+    buffer: Box<[MaybeUninit<u8>]>,
+}
+
+/// One event.
+pub(crate) enum Event {
+    At(At, What),
+    /// The queue was full: anything may have happened.
+    Overflow,
+    /// The file system is gone.
+    Unmounted,
+}
+
+impl Watch {
+    pub(crate) fn new() -> io::Result<Watch> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(|errno| match errno {
+            Errno::MFILE => io::Error::other(
+                "no inotify instance is left: this user has /proc/sys/fs/inotify/max_user_instances of them already",
+            ),
+            errno => errno.into(),
+        })?;
+        Ok(Watch { inotify, directories: HashMap::new(), buffer: vec![MaybeUninit::uninit(); BUFFER].into() })
+    }
+
+    /// Watches a directory from now on. What happened in it before is for a list to tell.
+    pub(crate) fn add(&mut self, directory: BorrowedFd<'_>, number: Number) -> io::Result<()> {
+        let mask = WatchFlags::OPEN
+            | WatchFlags::CLOSE_WRITE
+            | WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::ATTRIB
+            | WatchFlags::ONLYDIR;
+        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        let watch = inotify::add_watch(&self.inotify, path, mask).map_err(|errno| match errno {
+            Errno::NOSPC => io::Error::other(
+                "no inotify watch is left: this user has /proc/sys/fs/inotify/max_user_watches of them already",
+            ),
+            errno => errno.into(),
+        })?;
+        self.directories.insert(watch, number);
+        Ok(())
+    }
+
+    /// Reads what is queued. Returns whether anything was.
+    pub(crate) fn drain(&mut self, mut take: impl FnMut(Event)) -> io::Result<bool> {
+        let mut any = false;
+        let mut reader = inotify::Reader::new(self.inotify.as_fd(), &mut self.buffer);
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(Errno::AGAIN) => return Ok(any),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            any = true;
+            let flags = event.events();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                take(Event::Overflow);
+                continue;
+            }
+            if flags.contains(ReadFlags::UNMOUNT) {
+                take(Event::Unmounted);
+                continue;
+            }
+            if flags.contains(ReadFlags::IGNORED) {
+                // The directory is gone. Its number of a watch is not used again.
+                self.directories.remove(&event.wd());
+                continue;
+            }
+            let Some(what) = what(flags, event.cookie()) else { continue };
+            // An event of a directory itself has no name: its parent's watch has the same one.
+            let name = event.file_name().and_then(|name| Name::new(name.to_bytes()));
+            if let (Some(&directory), Some(name)) = (self.directories.get(&event.wd()), name) {
+                take(Event::At((directory, name), what));
+            }
+        }
+    }
+}
+
+fn what(flags: ReadFlags, cookie: u32) -> Option<What> {
+    let directory = flags.contains(ReadFlags::ISDIR);
+    let kinds = [
+        (ReadFlags::OPEN, What::Opened),
+        (ReadFlags::CLOSE_WRITE, What::Closed),
+        (ReadFlags::CREATE, What::Created),
+        (ReadFlags::DELETE, What::Deleted),
+        (ReadFlags::MOVED_FROM, What::MovedFrom { cookie }),
+        (ReadFlags::MOVED_TO, What::MovedTo { cookie }),
+        (ReadFlags::ATTRIB, What::Attributes),
+    ];
+    let (_, what) = kinds.into_iter().find(|(flag, _)| flags.contains(*flag))?;
+    (!directory || !matches!(what, What::Opened | What::Closed)).then_some(what)
+}
