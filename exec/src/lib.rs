@@ -1,6 +1,7 @@
 //! Runs a program that nobody changed, and makes its files survive the death of its host: each `fsync` returns only when every
 //! backup has what was written. See `docs/exec.md`.
 
+pub mod appends;
 pub mod blocks;
 pub mod call;
 pub mod compare;

@@ -17,11 +17,12 @@ use tailwind_client::blocking::Client;
 use tailwind_client::{Error, ErrorCode, FollowEvent, History, Lsn};
 use tracing::{info, warn};
 
+use crate::appends::Appends;
 use crate::directory::Directory;
 use crate::image::{Image, Operation};
 use crate::program::{Program, Signals};
 use crate::record::Record;
-use crate::supervisor::{Appends, Loss, Outside, Supervisor};
+use crate::supervisor::{Log, Loss, Outside, Supervisor};
 use crate::volume::{Bounds, Refusal, Volume};
 
 /// Exit code after a loss: nothing is wrong with this process, and the next one goes on (`EX_TEMPFAIL`).

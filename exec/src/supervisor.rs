@@ -6,13 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tailwind_client::blocking::Client;
-use tailwind_client::{Limits, Lsn, Role, Ticket};
+use tailwind_client::Lsn;
 use tracing::warn;
 
 use crate::call::Call;
@@ -48,100 +47,24 @@ pub enum Loss {
     System(#[from] io::Error),
 }
 
-/// The program's appends: in order, counted, and nobody else's.
-pub struct Appends {
-    client: Client,
-    limits: Limits,
-    /// What each batch that is not acknowledged ends with.
-    sent: VecDeque<(Ticket, Lsn)>,
-    next: Lsn,
-}
-
-impl Appends {
-    /// After a turn, whose next LSN is `next`.
-    pub fn new(client: Client, next: Lsn) -> Appends {
-        let limits = client.welcome().limits;
-        Appends { client, limits, sent: VecDeque::new(), next }
-    }
-
-    /// The largest record that the sidecar takes, alone in a batch.
-    pub fn record_max(&self) -> usize {
-        let around = usize::from(self.limits.record_cost) + usize::from(self.limits.batch_cost) + 8;
-        (self.limits.record_size_max as usize).min((self.limits.batch_size_max as usize).saturating_sub(around))
-    }
-
+/// The log, as the supervisor uses it: records go in and are acknowledged in order, and nobody else appends.
+pub trait Log {
+    /// The largest record that it takes.
+    fn record_max(&self) -> usize;
     /// Sends records in as few batches as they fit into, in order.
-    pub fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss> {
-        let mut rest = records;
-        while !rest.is_empty() {
-            let fits = |count: usize| {
-                let lengths = rest[..count].iter().map(Vec::len);
-                self.limits.batch_size(lengths) <= self.limits.batch_size_max as usize
-            };
-            // Sizes grow with the count.
-            let (mut some, mut too_many) = (1, rest.len().min(self.limits.batch_records_max as usize) + 1);
-            while too_many - some > 1 {
-                let middle = some + (too_many - some) / 2;
-                if fits(middle) { some = middle } else { too_many = middle }
-            }
-            let (batch, others) = rest.split_at(some);
-            let ticket = match batch {
-                [record] => self.client.submit(record)?,
-                batch => self.client.submit_batch(batch)?,
-            };
-            self.next = Lsn(self.next.0 + batch.len() as u64);
-            self.sent.push_back((ticket, Lsn(self.next.0 - 1)));
-            rest = others;
-        }
-        Ok(())
-    }
-
-    /// Takes the acks that have come.
-    fn take_acks(&mut self) -> Result<(), Loss> {
-        while let Some(ack) = self.client.try_next_ack() {
-            self.acked(ack)?;
-        }
-        Ok(())
-    }
-
-    fn acked(&mut self, ack: tailwind_client::Ack) -> Result<(), Loss> {
-        let found = ack.outcome?;
-        match self.sent.pop_front() {
-            Some((ticket, expected)) if ticket == ack.ticket && expected == found => Ok(()),
-            Some((_, expected)) => Err(Loss::Foreign { found, expected }),
-            None => Err(Loss::Foreign { found, expected: self.next }),
-        }
-    }
-
-    /// Sends what has gathered and takes what has come, without waiting.
-    fn pump(&mut self) -> Result<(), Loss> {
-        self.client.pump()?;
-        if self.client.role_info().role != Role::Primary {
-            return Err(Loss::Role);
-        }
-        self.take_acks()
-    }
-
-    /// Waits until all is acknowledged.
-    pub fn wait(&mut self) -> Result<(), Loss> {
-        while let Some(ack) = self.client.next_ack()? {
-            self.acked(ack)?;
-        }
-        Ok(())
-    }
-
-    /// The last append that was sent and not acknowledged.
-    fn last(&self) -> Option<Ticket> {
-        self.sent.back().map(|(ticket, _)| *ticket)
-    }
-
-    /// Whether an append, and all before it, is acknowledged.
-    fn has(&self, ticket: Option<Ticket>) -> bool {
-        match (ticket, self.sent.front()) {
-            (Some(ticket), Some((oldest, _))) => ticket < *oldest,
-            _ => true,
-        }
-    }
+    fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss>;
+    /// Hands on what has gathered and takes in what has come, without waiting.
+    fn pump(&mut self) -> Result<(), Loss>;
+    /// Takes in what has come, without a system call if that can be.
+    fn take_acks(&mut self) -> Result<(), Loss>;
+    /// Waits until all that was sent is acknowledged.
+    fn wait(&mut self) -> Result<(), Loss>;
+    /// The last record that was sent.
+    fn sent(&self) -> Lsn;
+    /// The last record that is acknowledged, as are all before it.
+    fn acked(&self) -> Lsn;
+    /// Polls readable when an ack may have come.
+    fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
 /// What syncs of files outside of the volume get.
@@ -152,21 +75,21 @@ pub struct Outside {
 }
 
 /// The program under supervision.
-pub struct Supervisor<'a> {
+pub struct Supervisor<'a, L> {
     program: &'a mut Program,
     volume: Volume,
-    appends: Appends,
+    log: L,
     outside: Outside,
     /// Syncs that wait for an append.
-    waiting: VecDeque<(Option<Ticket>, u64)>,
+    waiting: VecDeque<(Lsn, u64)>,
     /// Why syncs of files elsewhere fail, said once for each.
     told: BTreeSet<String>,
 }
 
-impl<'a> Supervisor<'a> {
+impl<'a, L: Log> Supervisor<'a, L> {
     /// Nothing has been received from the program yet.
-    pub fn new(program: &'a mut Program, volume: Volume, appends: Appends, outside: Outside) -> Supervisor<'a> {
-        Supervisor { program, volume, appends, outside, waiting: VecDeque::new(), told: BTreeSet::new() }
+    pub fn new(program: &'a mut Program, volume: Volume, log: L, outside: Outside) -> Supervisor<'a, L> {
+        Supervisor { program, volume, log, outside, waiting: VecDeque::new(), told: BTreeSet::new() }
     }
 
     /// Until the program ends. Its end, if it was an orderly one, is a sync of the whole volume.
@@ -200,7 +123,7 @@ impl<'a> Supervisor<'a> {
             self.program.answer(stopped.id, Answer::Go)?;
         }
         self.sync(syncs)?;
-        self.appends.pump()?;
+        self.log.pump()?;
         let answered = self.answer()?;
         Ok(any || answered)
     }
@@ -256,10 +179,10 @@ impl<'a> Supervisor<'a> {
                 }
             };
             // What was captured before a refusal is in the image, so it goes to the log.
-            self.appends.send(&records)?;
+            self.log.send(&records)?;
             match result {
                 Ok(()) => {
-                    let last = self.appends.last();
+                    let last = self.log.sent();
                     self.waiting.extend(ids.into_iter().map(|id| (last, id)));
                 }
                 Err(refusal) => self.refuse(&ids, &refusal)?,
@@ -296,8 +219,8 @@ impl<'a> Supervisor<'a> {
     /// Answers the syncs whose appends are acknowledged.
     fn answer(&mut self) -> Result<bool, Loss> {
         let mut any = false;
-        while let Some((ticket, id)) = self.waiting.front().copied()
-            && self.appends.has(ticket)
+        while let Some((last, id)) = self.waiting.front().copied()
+            && last <= self.log.acked()
         {
             self.waiting.pop_front();
             self.program.answer(id, Answer::Done)?;
@@ -311,20 +234,20 @@ impl<'a> Supervisor<'a> {
         if !self.waiting.is_empty() {
             let deadline = Instant::now() + SPIN;
             while Instant::now() < deadline {
-                self.appends.take_acks()?;
+                self.log.take_acks()?;
                 if self.answer()? {
                     return Ok(());
                 }
                 std::hint::spin_loop();
             }
-            self.appends.pump()?;
+            self.log.pump()?;
             if self.answer()? {
                 return Ok(());
             }
         }
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
         let mut descriptors = [
-            PollFd::from_borrowed_fd(self.appends.client.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.log.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.program.listener(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.program.signals(), PollFlags::IN),
         ];
@@ -338,8 +261,8 @@ impl<'a> Supervisor<'a> {
         if exit == Exit::Code(0) {
             let mut records = Vec::new();
             let result = self.volume.capture_all(&mut records);
-            self.appends.send(&records)?;
-            self.appends.wait()?;
+            self.log.send(&records)?;
+            self.log.wait()?;
             if let Err(Refusal::Lost(why) | Refusal::Full(why)) = result {
                 warn!(%why, "the program has ended in order, and not all that it wrote is in the log");
             }

@@ -1,0 +1,111 @@
+//! The program's appends through the sidecar's socket: in order, counted, and nobody else's.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use tailwind_client::blocking::Client;
+use tailwind_client::{Ack, Limits, Lsn, Role, Ticket};
+
+use crate::supervisor::{Log, Loss};
+
+/// A connection that may append.
+pub struct Appends {
+    client: Client,
+    limits: Limits,
+    /// The last record of each batch that is not acknowledged.
+    in_flight: VecDeque<(Ticket, Lsn)>,
+    sent: Lsn,
+    acked: Lsn,
+}
+
+impl Appends {
+    /// After a turn, whose next LSN is `next`.
+    pub fn new(client: Client, next: Lsn) -> Appends {
+        let limits = client.welcome().limits;
+        let last = Lsn(next.0.saturating_sub(1));
+        Appends { client, limits, in_flight: VecDeque::new(), sent: last, acked: last }
+    }
+
+    /// How many of `records` fit into one batch: one at least, or the sidecar says why not.
+    fn batch(&self, records: &[Vec<u8>]) -> usize {
+        let fits = |count: usize| {
+            let size = self.limits.batch_size(records[..count].iter().map(Vec::len));
+            size <= self.limits.batch_size_max as usize
+        };
+        // Sizes grow with the count.
+        let (mut some, mut too_many) = (1, records.len().min(self.limits.batch_records_max as usize) + 1);
+        while too_many - some > 1 {
+            let middle = some + (too_many - some) / 2;
+            if fits(middle) { some = middle } else { too_many = middle }
+        }
+        some
+    }
+
+    fn take(&mut self, ack: Ack) -> Result<(), Loss> {
+        let found = ack.outcome?;
+        match self.in_flight.pop_front() {
+            Some((ticket, expected)) if ticket == ack.ticket && expected == found => {
+                self.acked = found;
+                Ok(())
+            }
+            Some((_, expected)) => Err(Loss::Foreign { found, expected }),
+            None => Err(Loss::Foreign { found, expected: self.sent }),
+        }
+    }
+}
+
+impl Log for Appends {
+    fn record_max(&self) -> usize {
+        let around = self.limits.batch_size([0].into_iter());
+        // What is behind a record is padded.
+        (self.limits.record_size_max as usize).min((self.limits.batch_size_max as usize).saturating_sub(around + 8))
+    }
+
+    fn send(&mut self, mut records: &[Vec<u8>]) -> Result<(), Loss> {
+        while !records.is_empty() {
+            let (batch, others) = records.split_at(self.batch(records));
+            let ticket = match batch {
+                [record] => self.client.submit(record)?,
+                batch => self.client.submit_batch(batch)?,
+            };
+            self.sent = Lsn(self.sent.0 + batch.len() as u64);
+            self.in_flight.push_back((ticket, self.sent));
+            records = others;
+        }
+        Ok(())
+    }
+
+    fn pump(&mut self) -> Result<(), Loss> {
+        self.client.pump()?;
+        if self.client.role_info().role != Role::Primary {
+            return Err(Loss::Role);
+        }
+        self.take_acks()
+    }
+
+    fn take_acks(&mut self) -> Result<(), Loss> {
+        while let Some(ack) = self.client.try_next_ack() {
+            self.take(ack)?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Loss> {
+        while let Some(ack) = self.client.next_ack()? {
+            self.take(ack)?;
+        }
+        Ok(())
+    }
+
+    fn sent(&self) -> Lsn {
+        self.sent
+    }
+
+    fn acked(&self) -> Lsn {
+        self.acked
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.client.as_fd()
+    }
+}
