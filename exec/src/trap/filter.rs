@@ -112,3 +112,6 @@ fn refuse(errno: Errno) -> sock_filter {
 fn instruction(code: u32, k: u32) -> sock_filter {
     sock_filter { code: u16::try_from(code).expect("codes have 16 bits"), jt: 0, jf: 0, k }
 }
+
+#[cfg(test)]
+mod tests;
