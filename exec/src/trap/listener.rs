@@ -22,7 +22,8 @@ const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 /// Where the stopped calls of a program arrive, and of all that descends from it. When it is dropped, every call that is
 /// stopped gets ENOSYS, then and later.
 ///
-/// Its descriptor polls readable while a call waits to be received, and hung up when no process is left.
+/// Its descriptor polls readable while a call waits to be received, and hung up when no process is left; in older kernels
+/// only when the last one has been waited for, too.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
