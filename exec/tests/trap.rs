@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libc::{EBADF, EIO, ENOSYS, SIGUSR1, SYS_tgkill};
+use libc::{EBADF, EIO, SIGUSR1, SYS_tgkill};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -206,16 +206,6 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
 }
 
 #[test]
-fn calls_fail_once_the_listener_is_dropped() {
-    let (mut child, listener) = start(part("fsyncs"));
-    next_sync(&listener);
-    drop(listener);
-    let output = output(&mut child);
-    assert!(child.wait().expect("wait").success());
-    assert_eq!(said(&output, "fsync"), [&format!("Err({ENOSYS})"); 3]);
-}
-
-#[test]
 fn thread_that_was_killed_is_not_answered() {
     let (mut child, listener) = start(part("fsyncs"));
     let received = next_sync(&listener);
@@ -242,27 +232,34 @@ fn call_that_has_gone_is_not_received() {
 }
 
 #[test]
-fn program_dies_with_its_supervisor() {
-    let mut supervisor = part("supervisor").stdout(Stdio::piped()).spawn().expect("start");
-    let mut lines = BufReader::new(supervisor.stdout.take().expect("a pipe")).lines();
-    let program = lines.find_map(|line| Some(line.expect("read its output").strip_prefix("supervised: ")?.to_owned()));
-    let program = Pid::from_raw(program.expect("such a line").parse().expect("a number")).expect("not zero");
-    let program = pidfd_open(program, PidfdFlags::empty()).expect("open the process");
-    let ended = |tv_sec| {
-        poll(&mut [PollFd::new(&program, PollFlags::IN)], Some(&Timespec { tv_sec, tv_nsec: 0 })).expect("poll") == 1
-    };
-    assert!(!ended(0));
-    supervisor.kill().expect("kill");
-    assert!(ended(60), "it dies as well");
-    supervisor.wait().expect("wait");
+fn program_dies_with_its_supervisor_and_sees_no_error() {
+    // Some thirty times, because it is a race in the kernel: without the program's own listener one in eight saw an error.
+    for _ in 0..32 {
+        let mut supervisor = part("supervisor").stdout(Stdio::piped()).spawn().expect("start");
+        let mut lines =
+            BufReader::new(supervisor.stdout.take().expect("a pipe")).lines().map(|line| line.expect("read"));
+        let program = lines.find_map(|line| Some(line.strip_prefix("supervised: ")?.to_owned()));
+        let program = Pid::from_raw(program.expect("such a line").parse().expect("a number")).expect("not zero");
+        let program = pidfd_open(program, PidfdFlags::empty()).expect("open the process");
+        let ended = |tv_sec| {
+            poll(&mut [PollFd::new(&program, PollFlags::IN)], Some(&Timespec { tv_sec, tv_nsec: 0 })).expect("poll")
+                == 1
+        };
+        assert!(!ended(0));
+        supervisor.kill().expect("kill");
+        assert!(ended(60), "it dies as well");
+        supervisor.wait().expect("wait");
+        assert_eq!(lines.collect::<Vec<_>>().concat(), "", "it has nothing to say");
+    }
 }
 
 #[test]
-fn program_inherits_three_descriptors_and_gets_no_new_privileges() {
+fn program_inherits_three_descriptors_and_a_listener_and_gets_no_new_privileges() {
     let left_open = File::open("/dev/null").expect("open");
     fcntl_setfd(&left_open, FdFlags::empty()).expect("leave it open on exec");
     let (_, output) = supervise(start(part("descriptors")), done_or_go);
-    assert_eq!(said(&output, "descriptors"), [r#"["0", "1", "2", "3"]"#], "the last one lists them");
+    let descriptors = said(&output, "descriptors")[0];
+    assert_eq!(descriptors.split(", ").count(), 5, "0, 1, 2, the listener, and what lists them: {descriptors}");
     assert_eq!(field(&output, "NoNewPrivs"), "1");
     assert_eq!(field(&output, "Seccomp"), "2");
 }

@@ -20,7 +20,7 @@ use crate::call::Thread;
 const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 
 /// Where the stopped calls of a program arrive, and of all that descends from it. When it is dropped, every call that is
-/// stopped gets ENOSYS, then and later.
+/// stopped, then and later, waits for ever: the program has one too. Where it has closed that, they fail with ENOSYS.
 ///
 /// Its descriptor polls readable while a call waits to be received, and hung up when no process is left; in older kernels
 /// only when the last one has been waited for, too.

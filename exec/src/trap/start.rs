@@ -9,7 +9,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
@@ -17,7 +17,7 @@ use libc::{
     CLOSE_RANGE_CLOEXEC, SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
     SECCOMP_SET_MODE_FILTER, SYS_close_range, SYS_seccomp, sock_filter, sock_fprog,
 };
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -62,7 +62,7 @@ impl Step {
 }
 
 /// Starts a program under the filter, with `no_new_privs`. It gets SIGKILL when the thread that called this ends, and inherits
-/// no descriptors but 0, 1 and 2.
+/// no descriptors but 0, 1, 2 and one of the listener, so that its calls wait when the supervisor is gone.
 ///
 /// What the program executes, and all that descends from it, is under the filter as well, for ever.
 pub fn spawn(mut command: Command) -> io::Result<(Child, Listener)> {
@@ -109,7 +109,13 @@ fn become_trapped(filter: &[sock_filter], parent: Pid, socket: BorrowedFd<'_>) -
     set_no_new_privs(true).map_err(at(Step::NoNewPrivileges))?;
     let listener = install(filter).map_err(at(Step::InstallFilter))?;
     // From here on no call may be made that the filter stops: nobody would answer.
-    send(socket, &listener).map_err(at(Step::SendListener))
+    send(socket, &listener).map_err(at(Step::SendListener))?;
+    // The program keeps one as well. When the supervisor is killed, its descriptors are closed before the parent-death signal
+    // is sent: without this one, stopped calls would fail with ENOSYS in between, and a program that takes an error of `fsync`
+    // lightly would confirm.
+    fcntl_setfd(&listener, FdFlags::empty()).map_err(at(Step::SendListener))?;
+    let _ = listener.into_raw_fd();
+    Ok(())
 }
 
 /// Has all descriptors but the first three closed when the program begins.
