@@ -184,6 +184,12 @@ impl Prober {
         join_all(requests).await.into_iter().flatten().collect()
     }
 
+    /// As after a long time: whoever has answered is asked again.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        self.responses().retain(|_, known| known.awaited);
+    }
+
     fn responses(&self) -> MutexGuard<'_, HashMap<String, CachedResponse>> {
         self.responses.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,11 +2,13 @@
 //! documents, with a [shop](shop::Shop) in it whose group the operator looks after.
 
 mod admission;
+mod backup;
 mod claims;
 mod cluster;
 mod controllers;
 mod endpoints;
 mod eviction;
+mod holders;
 mod shop;
 
 use std::sync::Arc;

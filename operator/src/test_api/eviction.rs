@@ -54,7 +54,6 @@ fn refusal(code: u16, reason: &str, message: &str) -> Result<(), (u16, Value)> {
 #[cfg(test)]
 mod tests {
     use axum::http::Method;
-    use tailwind_report::report::BackupReport;
 
     use super::super::shop::{ORDERS, PODS, Shop};
     use super::*;
@@ -89,10 +88,8 @@ mod tests {
 
     /// Reports damage, and the operator has seen it.
     async fn damage(shop: &Shop, pod: &str) {
-        let mut observed = shop.look().await;
-        let whole = observed.reports[pod].clone().unwrap();
-        observed.reports.insert(pod.to_owned(), Ok(BackupReport { damaged: 1, ..whole }));
-        shop.act(&observed).await.unwrap();
+        shop.report(pod, |report| report.content.damaged = 1);
+        shop.reconcile().await;
     }
 
     #[tokio::test]
@@ -132,8 +129,8 @@ mod tests {
             shop.cluster.change(ORDERS, &json!({"spec": {"backups": 3}}));
             members.iter().take(failed).for_each(|member| fail_fabric(&shop, member));
             // It stays, since it does not say what it holds.
-            let mut observed = shop.look().await;
-            observed.reports.remove(surplus);
+            shop.withhold_report(surplus);
+            let observed = shop.look().await;
             assert!(!plan(&observed).actions.iter().any(|action| action.to_string().starts_with("delete")));
             shop.act(&observed).await.unwrap();
             assert_eq!(min_available(&shop), 3);

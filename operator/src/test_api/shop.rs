@@ -1,18 +1,23 @@
 //! A group of the shop in a [`Cluster`], with the pods that the operator makes for it. A reconcile looks, plans and applies as
 //! the controller does; between these steps tests let others act.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_GROUP};
-use tailwind_report::report::BackupReport;
+use tailwind_report::report::{BackupReport, Report};
 
+use super::backup::{BOOT, Backup};
 use super::cluster::Cluster;
 use crate::apply::apply;
 use crate::cache::group_ref;
 use crate::context::Context;
 use crate::error::Error;
 use crate::observe::{Observation, observe};
-use crate::observed::Observed;
+use crate::observed::{Observed, is_running};
 use crate::plan::plan;
 
 pub(super) const GROUPS: &str = "/apis/replication.tailwind.dev/v1alpha1/namespaces/shop/replicagroups";
@@ -21,13 +26,16 @@ pub(super) const PODS: &str = "/api/v1/namespaces/shop/pods";
 pub(super) const CLAIMS: &str = "/api/v1/namespaces/shop/persistentvolumeclaims";
 
 const LOG: &str = "0123456789abcdef0123456789abcdef";
-const BOOT: &str = "00";
-/// Nobody listens there: what backups report is put into what was observed.
+/// Pods of the app are there. Nobody listens.
 const ADDRESS: &str = "127.99.7.";
+/// Backups answer within milliseconds, on a machine that does nothing else.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct Shop {
     pub(super) cluster: Cluster,
     context: Context,
+    /// By pod.
+    running: Mutex<BTreeMap<String, Backup>>,
 }
 
 impl Shop {
@@ -42,22 +50,23 @@ impl Shop {
         });
         cluster.create(GROUPS, &group);
         let (context, _) = super::context(cluster.client().await);
-        Shop { cluster, context }
+        Shop { cluster, context, running: Mutex::default() }
     }
 
-    /// What there is; backups whose containers run report that all is well.
+    /// What there is, and what each backup that runs reports by now.
     pub(super) async fn look(&self) -> Observed {
-        let found = observe(&self.context, &group_ref("shop", "orders")).await.unwrap();
-        let Observation::Complete(mut observed) = found else { panic!("the group is there") };
-        let log = observed.log().map(|log| log.id.clone());
-        let running = observed.backups.iter().filter(|pod| crate::observed::is_running(pod)).map(ResourceExt::name_any);
-        let report = |name| {
-            let (boot, epoch) = (BOOT.to_owned(), u64::from(log.is_some()));
-            let well = BackupReport { boot, log: log.clone(), epoch, quarantined: Some(0), ..BackupReport::default() };
-            (name, Ok(well))
-        };
-        observed.reports = running.map(report).collect();
-        *observed
+        self.context.prober.forget();
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        loop {
+            let found = observe(&self.context, &group_ref("shop", "orders")).await.unwrap();
+            let Observation::Complete(observed) = found else { panic!("the group is there") };
+            let running = observed.backups.iter().filter(|pod| is_running(pod)).map(ResourceExt::name_any);
+            let silent: Vec<String> = running.filter(|name| !observed.reports.contains_key(name)).collect();
+            if silent.is_empty() {
+                return *observed;
+            }
+            assert!(Instant::now() < deadline, "no answer from {silent:?}");
+        }
     }
 
     /// Plans from what was observed, and does it.
@@ -73,19 +82,41 @@ impl Shop {
     pub(super) async fn with_backups(spec: Value) -> Shop {
         let shop = Shop::open(spec).await;
         shop.reconcile().await;
-        for (number, name) in shop.cluster.names(PODS).iter().enumerate() {
-            let status = json!({
-                "phase": "Running", "podIP": format!("{ADDRESS}{}", number + 1),
-                "conditions": [{"type": "ContainersReady", "status": "True"}],
-            });
-            let patch = json!({"spec": {"nodeName": format!("n{number}")}, "status": status});
-            shop.cluster.change(&format!("{PODS}/{name}"), &patch);
+        for (number, name) in shop.backups().iter().enumerate() {
+            shop.start(name, &format!("n{number}")).await;
         }
         for name in shop.cluster.names(CLAIMS) {
             shop.cluster
                 .change(&format!("{CLAIMS}/{name}"), &json!({"spec": {"volumeName": format!("disk-of-{name}")}}));
         }
         shop
+    }
+
+    /// The kubelet of a node starts this backup, which holds nothing yet.
+    pub(super) async fn start(&self, pod: &str, node: &str) {
+        let backup = Backup::start("orders", pod).await;
+        let status = json!({
+            "phase": "Running", "podIP": backup.address,
+            "conditions": [{"type": "ContainersReady", "status": "True"}],
+        });
+        self.cluster.change(&format!("{PODS}/{pod}"), &json!({"spec": {"nodeName": node}, "status": status}));
+        self.running.lock().unwrap().insert(pod.to_owned(), backup);
+    }
+
+    /// What runs in this pod ends.
+    pub(super) async fn stop(&self, pod: &str) {
+        let backup = self.running.lock().unwrap().remove(pod);
+        backup.unwrap().stop().await;
+    }
+
+    /// Changes what this backup reports.
+    pub(super) fn report(&self, pod: &str, change: impl FnOnce(&mut Report<BackupReport>)) {
+        self.running.lock().unwrap()[pod].report(change);
+    }
+
+    /// The report of this backup cannot be read.
+    pub(super) fn withhold_report(&self, pod: &str) {
+        self.running.lock().unwrap()[pod].withhold_report();
     }
 
     /// The app's pod writes a log to these backups, and the operator has seen it.
@@ -104,6 +135,11 @@ impl Shop {
             "members": members.iter().map(member).collect::<Value>(),
         });
         self.cluster.change(ORDERS, &json!({"status": {"log": log}}));
+        for member in members {
+            self.report(member, |Report { content, .. }| {
+                (content.log, content.epoch, content.copies) = (Some(LOG.to_owned()), 1, 1);
+            });
+        }
     }
 
     /// A pod of the app runs, at this address.

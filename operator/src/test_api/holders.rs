@@ -1,0 +1,156 @@
+//! A member that holds the log leaves on what the others report: to the plan, and once more right before its pod is deleted.
+//! Here all of that is real: observation, plan, apply, and reports over HTTP; and holders change between plan and deletion.
+
+#![cfg(test)]
+
+use serde_json::json;
+use tailwind_report::report::{BackupReport, Report};
+
+use super::backup::BOOT;
+use super::cluster::is_ending;
+use super::shop::{ORDERS, PODS, Shop};
+use crate::observed::Observed;
+use crate::plan::removal::Removal;
+use crate::plan::{Action, plan};
+
+/// Of three members that hold the log, one is to leave on the reports of the others.
+struct Leaving {
+    shop: Shop,
+    /// From when all was well.
+    observed: Observed,
+    leaver: String,
+    holders: [String; 2],
+}
+
+impl Leaving {
+    async fn planned() -> Leaving {
+        let claim = json!({"size": "20Gi", "whenRemoved": "Delete"});
+        let spec = json!({"backups": 3, "durability": "Flushed", "flushVolume": {"claim": claim}});
+        let shop = Shop::with_backups(spec).await;
+        let members = shop.backups();
+        shop.write_log(&members).await;
+        shop.cluster.change(ORDERS, &json!({"spec": {"backups": 2}}));
+        let observed = shop.look().await;
+        let [removal] = removals(&observed).try_into().unwrap();
+        let leaver = removal.name.clone();
+        let holders: Vec<String> = members.into_iter().filter(|member| *member != leaver).collect();
+        let proof = format!("others report that they hold the whole log: {}", holders.join(", "));
+        assert_eq!(removal.licence.to_string(), proof);
+        Leaving { shop, observed, leaver, holders: holders.try_into().unwrap() }
+    }
+
+    /// Does what was planned: nothing is deleted, and this is why.
+    async fn assert_kept(&self, why: &str) {
+        let error = self.shop.act(&self.observed).await.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("delete pod {}", self.leaver)) && error.contains(why), "{error}");
+        for backup in [&self.leaver].into_iter().chain(&self.holders) {
+            assert!(!is_ending(&self.shop.pod(backup).unwrap()), "{backup}: {why}");
+            assert!(!is_ending(&self.shop.claim(backup).unwrap()), "{backup}: {why}");
+        }
+    }
+
+    /// Nor does any later plan rest on what this holder reports by now.
+    async fn assert_no_proof(&self, holder: &String) {
+        for removal in removals(&self.shop.look().await) {
+            assert!(!removal.licence.holders().contains(holder), "{removal}: {}", removal.licence);
+        }
+    }
+}
+
+fn removals(observed: &Observed) -> Vec<Removal> {
+    let removal = |action| if let Action::Delete(removal) = action { Some(removal) } else { None };
+    plan(observed).actions.into_iter().filter_map(removal).collect()
+}
+
+#[tokio::test]
+async fn a_member_leaves_when_the_others_hold_the_log() {
+    let Leaving { shop, observed, leaver, holders } = Leaving::planned().await;
+    shop.act(&observed).await.unwrap();
+    assert!(is_ending(&shop.pod(&leaver).unwrap()) && is_ending(&shop.claim(&leaver).unwrap()));
+    shop.cluster.stop_deleted_pods();
+    assert_eq!((shop.pod(&leaver), shop.claim(&leaver)), (None, None));
+    assert_eq!(shop.backups(), holders);
+    for holder in &holders {
+        assert!(!is_ending(&shop.pod(holder).unwrap()) && !is_ending(&shop.claim(holder).unwrap()));
+    }
+}
+
+/// As many as an append needs: of two backups, one.
+#[tokio::test]
+async fn a_member_leaves_when_enough_of_the_others_hold_the_log() {
+    let Leaving { shop, leaver, holders: [holder, silent], .. } = Leaving::planned().await;
+    shop.withhold_report(&silent);
+    let observed = shop.look().await;
+    let [removal] = removals(&observed).try_into().unwrap();
+    assert_eq!((&removal.name, removal.licence.holders()), (&leaver, [holder].as_slice()));
+    shop.act(&observed).await.unwrap();
+    shop.cluster.stop_deleted_pods();
+    assert_eq!((shop.pod(&leaver), shop.claim(&leaver)), (None, None));
+}
+
+#[tokio::test]
+async fn a_member_stays_if_a_holder_reports_otherwise_by_now() {
+    type Change = fn(&mut BackupReport);
+    let changes: [(Change, &str); 5] = [
+        (|report| report.boot = "01".to_owned(), "has lost its memory since it joined the set"),
+        (|report| report.damaged = 1, "is damaged: 1 segment missing"),
+        (|report| report.log = Some("f".repeat(32)), "belongs to another log"),
+        (|report| report.log = None, "belongs to another log"),
+        (|report| report.epoch = 0, "has promised epoch 0, and epoch 1 had a primary"),
+    ];
+    for (number, (change, why)) in changes.into_iter().enumerate() {
+        let leaving = Leaving::planned().await;
+        let holder = &leaving.holders[number % 2];
+        leaving.shop.report(holder, |report| change(&mut report.content));
+        leaving.assert_kept(&format!("{holder} {why}")).await;
+        leaving.assert_no_proof(holder).await;
+    }
+}
+
+#[tokio::test]
+async fn a_member_stays_if_a_holder_cannot_be_read_by_now() {
+    let leaving = Leaving::planned().await;
+    let [first, second] = &leaving.holders;
+    leaving.shop.withhold_report(second);
+    leaving.assert_kept(&format!("{second} does not report: /report answers 503 Service Unavailable")).await;
+    leaving.assert_no_proof(second).await;
+    leaving.shop.stop(first).await;
+    leaving.assert_kept(&format!("{first} does not report: no answer: Connection refused")).await;
+}
+
+/// Its pod is another one of its name, with nothing in its memory. Who has its old address?
+#[tokio::test]
+async fn a_member_stays_if_a_holder_is_another_pod_by_now() {
+    let leaving = Leaving::planned().await;
+    let ([holder, other], shop) = (&leaving.holders, &leaving.shop);
+    let old = shop.pod(holder).unwrap();
+    let path = format!("{PODS}/{holder}");
+    shop.cluster.delete(&path);
+    shop.cluster.stop_deleted_pods();
+    let new = shop.cluster.create(PODS, &old);
+    assert_ne!(new["metadata"]["uid"], old["metadata"]["uid"]);
+
+    // The new one itself, and all but its identity is as before.
+    shop.report(holder, |report| report.content.boot = "01".to_owned());
+    leaving.assert_kept(&format!("{holder} has lost its memory since it joined the set")).await;
+    leaving.assert_no_proof(holder).await;
+
+    // Another backup that holds the log.
+    let impostor = |report: &mut Report<BackupReport>| {
+        report.content.boot = BOOT.to_owned();
+        report.name.clone_from(other);
+    };
+    shop.report(holder, impostor);
+    leaving.assert_kept(&format!("{holder} does not report: the report is from {other} of group orders")).await;
+    leaving.assert_no_proof(holder).await;
+
+    // One of that name in another group.
+    shop.report(holder, |report| (report.name, report.group) = (holder.clone(), "payments".to_owned()));
+    leaving.assert_kept(&format!("{holder} does not report: the report is from {holder} of group payments")).await;
+
+    // Nobody.
+    shop.stop(holder).await;
+    shop.start(holder, "n0").await;
+    leaving.assert_kept(&format!("{holder} does not report: no answer: Connection refused")).await;
+    leaving.assert_no_proof(holder).await;
+}
