@@ -179,6 +179,11 @@ impl BackupPod {
         self.leave.take_if(|why| *why == Leave::Outdated);
     }
 
+    /// Its node, for people.
+    pub(crate) fn node_name(&self) -> String {
+        self.node.clone().unwrap_or_else(|| "its node".to_owned())
+    }
+
     /// It leaves because of its node.
     pub(crate) fn leaves_node(&self) -> bool {
         matches!(self.leave, Some(Leave::Drained(_) | Leave::Cordoned(_)))

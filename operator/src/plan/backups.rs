@@ -51,6 +51,8 @@ pub(crate) struct BackupPlan {
     pub(crate) members_wanted: u8,
     /// The pod that is replaced, or should be and cannot.
     pub(crate) replacement: Option<Replacement>,
+    /// The member on a cordoned node that would move, were another node free.
+    pub(crate) stays: Option<Replacement>,
     /// Where another backup could go.
     pub(crate) survey: Survey,
     /// Pods without a node, those to be made included.
@@ -242,12 +244,34 @@ impl<'a> Planner<'a> {
     fn remove_one(&mut self) {
         self.remove_outsiders();
         let leaving = self.alive.iter().filter(|backup| backup.member);
-        let leaving = leaving.filter_map(|backup| Some((*backup, backup.leave.as_ref()?)));
-        let leaving = leaving.filter(|(_, why)| !matches!(why, Leave::Cordoned(_)) || self.may_leave_cordoned());
-        match leaving.min_by_key(|(backup, why)| (!matches!(why, Leave::Drained(_)), &backup.name)) {
+        let leaving: Vec<_> = leaving.filter_map(|backup| Some((*backup, backup.leave.as_ref()?))).collect();
+        let next = leaving.iter().filter(|(_, why)| !matches!(why, Leave::Cordoned(_)) || self.may_leave_cordoned());
+        match next.min_by_key(|(backup, why)| (!matches!(why, Leave::Drained(_)), &backup.name)) {
             Some((backup, why)) => self.replace(backup, why),
-            None => self.shrink(),
+            None => {
+                // Whatever else keeps members on cordoned nodes is told by other conditions.
+                if self.has_primary && self.plan.survey.free.is_empty() {
+                    let first = leaving.first();
+                    self.plan.stays = first.map(|(backup, why)| self.no_node(backup, (*why).clone()));
+                }
+                self.shrink();
+            }
         }
+    }
+
+    fn no_node(&self, member: &BackupPod, why: Leave) -> Replacement {
+        let advice = match why {
+            _ if self.floor >= self.wanted => self.advice(),
+            Leave::Cordoned(_) if !is_any_damaged(self.state) => Advice::OrDrain,
+            _ => Advice::AddNode,
+        };
+        let (pod, node) = (member.name.clone(), member.node_name());
+        Replacement::NoNode { pod, node, why, advice, survey: self.plan.survey.clone() }
+    }
+
+    /// For a member without which too few copies would be left.
+    fn advice(&self) -> Advice {
+        if self.floor > 1 { Advice::OrLowerMinInSync } else { Advice::AddNode }
     }
 
     /// All copies are there, and a node for one more, or that one is there already.
@@ -299,7 +323,7 @@ impl<'a> Planner<'a> {
 
     fn next_step(&self, member: &BackupPod, why: Leave) -> Replacement {
         let pod = member.name.clone();
-        let node = member.node.as_deref().unwrap_or("its node").to_owned();
+        let node = member.node_name();
         if self.has_leaving_member() {
             return Replacement::AfterLeavingMember(pod, why);
         }
@@ -327,7 +351,7 @@ impl<'a> Planner<'a> {
             return Replacement::AfterPause(pod, why);
         }
         if matches!(why, Leave::Drained(_) | Leave::Cordoned(_)) && !planted::has(Bug::CordonIsDrain) {
-            return Replacement::NoNode { pod, node, why, survey: self.plan.survey.clone() };
+            return self.no_node(member, why);
         }
         // Whether they are whole, the licence asks.
         let members = self.alive.iter().filter(|backup| backup.member).count();
@@ -335,8 +359,7 @@ impl<'a> Planner<'a> {
         if members > self.floor && others_joined {
             return Replacement::BeforeSuccessor(pod, why);
         }
-        let (floor, survey) = (self.floor, self.plan.survey.clone());
-        let advice = if floor > 1 { Advice::AddNodeOrLowerMinInSync } else { Advice::AddNode };
+        let (floor, advice, survey) = (self.floor, self.advice(), self.plan.survey.clone());
         match others_joined {
             true => Replacement::TooFewCopies { pod, node, why, left: members - 1, floor, advice, survey },
             false => Replacement::OthersOutsideSet { pod, node, why, advice, survey },

@@ -168,7 +168,7 @@ fn progressing(state: &GroupState<'_>, plan: &BackupPlan) -> Progressing {
     match (state.observed.log(), spares.is_empty()) {
         (Some(_), false) => Progressing::CatchingUp(spares.join(", ")),
         _ => match (plan.rollout, Count(state.outdated().count(), "backup")) {
-            (Rollout::Idle, _) => Progressing::Settled,
+            (Rollout::Idle, _) => plan.stays.clone().map_or(Progressing::Settled, Progressing::Waiting),
             (Rollout::Queued, outdated) => Progressing::Queued(outdated),
             (Rollout::Begins | Rollout::Underway | Rollout::Stalled, outdated) => Progressing::Updating(outdated),
         },

@@ -83,8 +83,8 @@ pub(crate) enum Replacement {
     Kept(String, Withheld),
     /// the group hibernates when no pod of the app is left: remove {0}
     HibernatesAfter(Count),
-    /// {pod} stays on {node}, although {why}, until another node can take a backup or it is evicted. {survey}
-    NoNode { pod: String, node: String, why: Leave, survey: Survey },
+    /// {pod} stays on {node}, although {why}, until another node can take a backup or it is evicted: {advice}. {survey}
+    NoNode { pod: String, node: String, why: Leave, advice: Advice, survey: Survey },
     /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
     /// app
     NoPrimary { pod: String, node: String, why: Leave },
@@ -121,6 +121,8 @@ pub(crate) enum Advice {
     /// free or add a node
     #[default]
     AddNode,
+    /// free or add a node, or drain the node
+    OrDrain,
     /// free or add a node, or lower minInSync
-    AddNodeOrLowerMinInSync,
+    OrLowerMinInSync,
 }
