@@ -86,20 +86,14 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
 /// A failure as it stands in the status. The next try has another name for the pod, which says nothing to anybody.
 fn failure_text(action: &Action, error: &Error) -> String {
     let text = error.to_string();
-    match action {
-        Action::Claim(claim) => {
-            let name = claim.object.name_any();
-            let stem =
-                name.strip_suffix(CLAIM_SUFFIX).and_then(|member| member.rsplit_once('-')).map_or("", |(stem, _)| stem);
-            text.replace(&name, &format!("{stem}-…{CLAIM_SUFFIX}"))
-        }
-        Action::Create(pod) => {
-            let name = pod.name_any();
-            let stem = name.rsplit_once('-').map_or(name.as_str(), |(stem, _)| stem);
-            text.replace(&name, &format!("{stem}-…"))
-        }
-        _ => text,
-    }
+    let name = match action {
+        Action::Claim(claim) => claim.object.name_any(),
+        Action::Create(pod) => pod.name_any(),
+        _ => return text,
+    };
+    let member = name.strip_suffix(CLAIM_SUFFIX).unwrap_or(&name);
+    let stem = member.rsplit_once('-').map_or(member, |(stem, _)| stem);
+    text.replace(member, &format!("{stem}-…"))
 }
 
 struct Executor<'a> {

@@ -48,6 +48,18 @@ fn replace_claim(shop: &Shop, member: &str) -> Value {
     shop.cluster.create(CLAIMS, &claim)
 }
 
+/// A policy that admits no such request.
+fn forbid(shop: &Shop, operation: &str, resource: &str) {
+    const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]});
+    let never = json!([{"expression": "false", "message": format!("nobody may {operation} {resource}")}]);
+    let spec = json!({"matchConstraints": {"resourceRules": [rule]}, "validations": never});
+    shop.cluster.create(POLICIES, &json!({"metadata": {"name": "never"}, "spec": spec}));
+    let spec = json!({"policyName": "never", "validationActions": ["Deny"]});
+    let bindings = POLICIES.replace("policies", "policybindings");
+    shop.cluster.create(&bindings, &json!({"metadata": {"name": "never"}, "spec": spec}));
+}
+
 fn planned(observed: &Observed) -> Vec<String> {
     plan(observed).actions.iter().filter(|action| matches!(action, Action::Delete(_))).map(Action::to_string).collect()
 }
@@ -70,20 +82,27 @@ async fn a_claim_goes_with_its_pod_and_not_before() {
 /// The claim is asked for first: a pod whose claim cannot go stays with it.
 #[tokio::test]
 async fn a_pod_stays_if_its_claim_may_not_be_deleted() {
-    const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
     let (shop, [_, leaves]) = one_too_many("Delete").await;
-    let claims = json!({
-        "apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["persistentvolumeclaims"],
-    });
-    let never = json!([{"expression": "false", "message": "nobody deletes disks"}]);
-    let spec = json!({"matchConstraints": {"resourceRules": [claims]}, "validations": never});
-    shop.cluster.create(POLICIES, &json!({"metadata": {"name": "disks"}, "spec": spec}));
-    let spec = json!({"policyName": "disks", "validationActions": ["Deny"]});
-    let bindings = POLICIES.replace("policies", "policybindings");
-    shop.cluster.create(&bindings, &json!({"metadata": {"name": "disks"}, "spec": spec}));
+    forbid(&shop, "DELETE", "persistentvolumeclaims");
     let error = shop.act(&shop.look().await).await.unwrap_err().to_string();
-    assert!(error.contains("nobody deletes disks"), "{error}");
+    assert!(error.contains("nobody may DELETE persistentvolumeclaims"), "{error}");
     assert!(!is_ending(&shop.pod(&leaves).unwrap()) && !is_ending(&shop.claim(&leaves).unwrap()));
+}
+
+/// The name of the pod that was to be made says nothing: the next try has another one.
+#[tokio::test]
+async fn a_refused_pod_or_claim_is_named_without_its_suffix() {
+    for (resource, named) in [("persistentvolumeclaims", "orders-backup-…-flush"), ("pods", "orders-backup-…")] {
+        let shop = Shop::open(spec(1, "Delete")).await;
+        forbid(&shop, "CREATE", resource);
+        shop.act(&shop.look().await).await.unwrap_err();
+        let group = shop.cluster.get(ORDERS).unwrap();
+        let conditions = group["status"]["conditions"].as_array().unwrap();
+        let degraded = conditions.iter().find(|condition| condition["type"] == "Degraded").unwrap();
+        let message = degraded["message"].as_str().unwrap();
+        assert!(message.contains(&format!("{named}: ")), "{message}");
+        assert!(message.contains(&format!("nobody may CREATE {resource}")), "{message}");
+    }
 }
 
 #[tokio::test]
