@@ -62,7 +62,10 @@ pub enum Call {
         target: Option<u64>,
     },
     /// `dup` and its kin: a number may stand for another description from now on.
-    Duplicate,
+    Duplicate {
+        /// That of `dup2` and `dup3`, whose old description leaves it.
+        replaced: Option<Descriptor>,
+    },
     /// `link`, `linkat`: a file may have several names from now on.
     Link,
     /// `mmap`, shared, of a file: stores may change it from now on, without any call.

@@ -8,6 +8,7 @@ pub mod compare;
 pub mod directory;
 pub mod image;
 pub mod life;
+pub mod planted;
 pub mod program;
 pub mod ranges;
 pub mod record;

@@ -17,6 +17,7 @@ use crate::call::{Call, Descriptor, Thread};
 use crate::compare::{Compared, Comparison};
 use crate::directory::Left;
 use crate::image::Image;
+use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{CHANGE_MAX, Change, DATA_HEADER, Kind, Mode, Name, Number, Record};
 
@@ -85,8 +86,6 @@ pub enum Target {
     File(Number),
     /// A directory of it: all names.
     Names,
-    /// Nothing that would survive anyway, such as a file without a name.
-    Nothing,
     /// No file: the kernel knows what to say.
     Kernel,
     /// A file that is not in the volume.
@@ -105,6 +104,8 @@ pub struct Volume {
     inodes: HashMap<u64, Number>,
     /// The other way, with what is needed to create the number.
     known: HashMap<Number, Known>,
+    /// Numbers that have no name any more.
+    leaving: BTreeSet<Number>,
     /// Numbers whose mode may be another one.
     modes: BTreeSet<Number>,
     effects: Effects,
@@ -139,6 +140,7 @@ impl Volume {
             files: HashMap::new(),
             inodes: HashMap::new(),
             known: HashMap::new(),
+            leaving: BTreeSet::new(),
             modes: BTreeSet::new(),
             effects: Effects::default(),
             comparison,
@@ -215,7 +217,7 @@ impl Volume {
                 file.doubts.add(Ranges::WHOLE);
             }
             if effect.duplicates {
-                file.writers.duplicated();
+                file.writers.look();
             }
         }
     }
@@ -224,15 +226,19 @@ impl Volume {
     pub fn calls(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
         match call {
             Call::Sync(_) | Call::SyncAll | Call::SyncMapping { .. } => {}
+            Call::Write { .. } if planted::has(Bug::RangeForgotten) => {}
             Call::Write { descriptor, offset, length } => {
                 self.writes(thread, descriptor, (offset, offset.saturating_add(length)))?;
             }
             Call::WriteFrom { descriptor, offset } => self.writes(thread, descriptor, (offset, u64::MAX))?,
             Call::WriteSomewhere(descriptor) => self.writes(thread, descriptor, Ranges::WHOLE)?,
+            Call::Truncate if planted::has(Bug::TruncateForgotten) => {}
             Call::Truncate => self.effects.of(thread).truncates = true,
+            Call::OpenTruncating if planted::has(Bug::CutByOpenForgotten) => {}
             Call::OpenTruncating => {
                 self.effects.of(thread).opens.get_or_insert_default();
             }
+            Call::Seek { .. } if planted::has(Bug::SeekForgotten) => {}
             Call::Seek { descriptor, target } => {
                 if let Some(number) = self.file_of(thread, descriptor)? {
                     self.advance(number)?;
@@ -242,10 +248,16 @@ impl Volume {
                     }
                 }
             }
-            Call::Duplicate => {
-                self.files.values_mut().for_each(|file| file.writers.duplicated());
+            Call::Duplicate { .. } if planted::has(Bug::DuplicateForgotten) => {}
+            Call::Duplicate { replaced } => {
+                // What is replaced is closed by that, and its event comes after it has left the table.
+                if let Some(replaced) = replaced {
+                    self.writes(thread, replaced, Ranges::WHOLE)?;
+                }
+                self.files.values_mut().for_each(|file| file.writers.look());
                 self.effects.of(thread).duplicates = true;
             }
+            Call::Map(_) if planted::has(Bug::MapForgotten) => {}
             Call::Map(descriptor) => {
                 if let Some(number) = self.file_of(thread, descriptor)?
                     && proc::info(thread.0, descriptor.0).is_none_or(|info| info.writable)
@@ -295,28 +307,34 @@ impl Volume {
         }
         match identity.kind {
             FileType::Directory => Ok(Target::Names),
-            FileType::RegularFile => self.number(&identity),
+            FileType::RegularFile => self.number(thread, descriptor, identity),
             _ => Ok(Target::Kernel),
         }
     }
 
-    fn number(&mut self, identity: &Identity) -> Result<Target, Refusal> {
+    fn number(&mut self, thread: Thread, descriptor: Descriptor, identity: Identity) -> Result<Target, Refusal> {
         let known = |volume: &Volume| volume.inodes.get(&identity.inode).map(|number| Target::File(*number));
         if let Some(target) = known(self) {
             return Ok(target);
         }
-        // Its name may be in the queue; or it has none.
+        // Its name may be in the queue. Or it has none: then nothing of it survives, but what took its name away does, as if the
+        // file had been there.
+        let is_nameless = || proc::descriptor(thread, descriptor).is_none_or(|identity| identity.links == 0);
         self.settle()?;
         if let Some(target) = known(self) {
             return Ok(target);
         }
-        if identity.links == 0 {
-            return Ok(Target::Nothing);
+        if is_nameless() {
+            return Ok(Target::Names);
         }
-        // It may just have lost its name, be elsewhere on the device, or events are missing.
+        // It may be elsewhere on the device; or events are missing.
         self.relist()?;
         self.settle()?;
-        Ok(known(self).unwrap_or(Target::Outside))
+        match known(self) {
+            Some(target) => Ok(target),
+            None if is_nameless() => Ok(Target::Names),
+            None => Ok(Target::Outside),
+        }
     }
 
     /// The files that a thread has mapped at an address.
@@ -344,9 +362,8 @@ impl Volume {
         if self.tree.is_floating() {
             self.wait_for_renames()?;
         }
-        for number in self.tree.take_nameless() {
-            self.forget(number);
-        }
+        self.leaving.extend(self.tree.take_nameless());
+        self.forget_gone();
         Ok(())
     }
 
@@ -364,7 +381,9 @@ impl Volume {
         }
         for note in notes {
             match note {
+                Note::Opened(_) if planted::has(Bug::OpenForgotten) => {}
                 Note::Opened(number) => self.opened(number),
+                Note::Closed(_) if planted::has(Bug::CloseForgotten) => {}
                 Note::Closed(number) => self.with(number, |file| file.doubts.add(Ranges::WHOLE)),
                 Note::Moved(number) => self.with(number, |file| file.moved = true),
                 Note::Ragged(number) => self.with(number, |file| file.ragged = true),
@@ -385,17 +404,10 @@ impl Volume {
     }
 
     fn opened(&mut self, number: Number) {
-        let mut cut = false;
         for opens in self.effects.all_mut().filter_map(|effect| effect.opens.as_mut()) {
             opens.insert(number);
-            cut = true;
         }
-        self.with(number, |file| {
-            file.writers.opened();
-            if cut {
-                file.doubts.add(Ranges::WHOLE);
-            }
-        });
+        self.with(number, File::suspect);
     }
 
     /// One of the two events of a rename is missing. It follows; or what was renamed has left the volume.
@@ -501,8 +513,11 @@ impl Volume {
         if self.known.len() >= self.bounds.files {
             return Err(self.lose(format!("the volume has more than {} files (--files-max)", self.bounds.files)));
         }
-        let number = self.next;
-        self.next = number.next();
+        let number = match self.first_free().filter(|_| planted::has(Bug::NumberUsedTwice)) {
+            Some(free) => free,
+            None => self.next,
+        };
+        self.next = self.next.max(number.next());
         self.inodes.insert(identity.inode, number);
         let mut hold = Some(found);
         match (&kind, &hold) {
@@ -530,11 +545,36 @@ impl Volume {
         Ok(number)
     }
 
+    /// For a planted bug.
+    fn first_free(&self) -> Option<Number> {
+        (1..self.next.0)
+            .map(Number)
+            .find(|number| !self.known.contains_key(number) && self.image.node(*number).is_none())
+    }
+
+    /// Forgets what has no name, here and in the log. Until a removed name is gone there too, a power failure may bring it back:
+    /// then the file has to be as its last sync left it.
+    fn forget_gone(&mut self) {
+        let leaving = std::mem::take(&mut self.leaving);
+        for number in leaving {
+            if self.tree.names(number).next().is_some() {
+                continue;
+            }
+            if self.image.node(number).is_some_and(|node| !node.names.is_empty()) {
+                self.leaving.insert(number);
+            } else {
+                self.forget(number);
+            }
+        }
+    }
+
     fn forget(&mut self, number: Number) {
         self.files.remove(&number);
         self.directories.remove(&number);
         self.modes.remove(&number);
-        if let Some(known) = self.known.remove(&number) {
+        if let Some(known) = self.known.remove(&number)
+            && !planted::has(Bug::InodeReused)
+        {
             self.inodes.remove(&known.inode);
         }
     }
@@ -549,7 +589,7 @@ impl Volume {
         for look in 0..LOOKS {
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
             if look == 0 && (duplicates || file.ragged) {
-                file.writers.duplicated();
+                file.writers.look();
             }
             if file.writers.must_look() {
                 self.find_writers()?;
@@ -613,6 +653,12 @@ impl Volume {
             return Err(Refusal::Lost(fault.clone()));
         }
         let mut doubts = std::mem::take(&mut file.doubts);
+        if planted::has(Bug::RangeCleanTooEarly) {
+            for effect in self.effects.all_mut() {
+                let mine = effect.ranges.extract_if(.., |(of, _)| *of == number);
+                doubts.extend(mine.map(|(_, range)| range));
+            }
+        }
         for effect in self.effects.all() {
             let opened = effect.opens.as_ref().is_some_and(|opens| opens.contains(&number));
             if effect.truncates || opened {
@@ -646,6 +692,9 @@ impl Volume {
             if self.image.node(number).is_none() {
                 let mode = Mode::of(fs::fstat(&file.reader)?.st_mode);
                 made.push(Record::Create { number, kind: Kind::File, mode }.encode());
+            }
+            if length < file.blocks.length() && planted::has(Bug::LengthForgotten) {
+                length = file.blocks.length();
             }
             if length < file.blocks.length() {
                 made.push(Record::Length { file: number, length }.encode());
@@ -711,6 +760,10 @@ impl Volume {
     /// Takes a file, and all names if its own are not in the log.
     pub fn capture_file(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
         self.capture(number, records)?;
+        if !self.files.contains_key(&number) {
+            // It has just lost its name, and the log never had it. What took the name away survives instead.
+            return self.capture_names(records);
+        }
         let mode = self.modes.contains(&number);
         let pending = || {
             self.tree.touched().iter().any(|at| {
@@ -719,6 +772,9 @@ impl Volume {
             })
         };
         // A directory that was made or moved above it is a name that it has.
+        if planted::has(Bug::OwnNamesOnly) {
+            return if mode || pending() { self.capture_names_of(Some(number), records) } else { Ok(()) };
+        }
         if mode || pending() || self.has_new_parent(number) { self.capture_names(records) } else { Ok(()) }
     }
 
@@ -750,20 +806,32 @@ impl Volume {
 
     /// Takes all names that the log does not have, in one group.
     pub fn capture_names(&mut self, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        self.settle()?;
+        self.capture_names_of(None, records)
+    }
+
+    /// For a planted bug, of one file only.
+    fn capture_names_of(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        // A file that replaces another one by a rename brings its bytes, as file systems have it. Meanwhile names may change, so
+        // they are taken when no such file is left.
+        for _ in 0..SETTLE_ROUNDS {
+            self.settle()?;
+            let unsynced = |file: &File| file.moved && !file.synced && file.fault.is_none();
+            let moved = self.tree.touched().iter().filter_map(|at| self.tree.number(at));
+            let Some(number) = moved.into_iter().find(|number| self.files.get(number).is_some_and(unsynced)) else {
+                break;
+            };
+            self.capture(number, records)?;
+        }
         let mut changes = BTreeMap::new();
         for at in self.tree.touched() {
             let (now, logged) = (self.tree.number(at), self.image.entry(at));
-            if now != logged {
+            let forgotten = now.is_none() && planted::has(Bug::UnlinkLost);
+            if now != logged && !forgotten && only.is_none_or(|only| now == Some(only) || logged == Some(only)) {
                 changes.insert(at.clone(), now);
             }
         }
         let numbers: BTreeSet<Number> = changes.values().flatten().copied().collect();
-        for &number in &numbers {
-            // A file that replaces another one by a rename brings its bytes, as file systems have it.
-            if self.files.get(&number).is_some_and(|file| file.moved && !file.synced && file.fault.is_none()) {
-                self.capture(number, records)?;
-            }
+        for number in numbers {
             if self.image.node(number).is_none() {
                 let Some(known) = self.known.get(&number) else { continue };
                 let create = Record::Create { number, kind: known.kind.clone(), mode: self.mode(number)? };
@@ -787,7 +855,9 @@ impl Volume {
                 }
             }
         }
-        self.tree.logged();
+        if only.is_none() {
+            self.tree.logged();
+        }
         if group.is_empty() {
             return Ok(());
         }
@@ -796,6 +866,7 @@ impl Volume {
         for (part, changes) in group.chunks(in_record).enumerate() {
             self.log(records, &Record::Names { last: part + 1 == parts, changes: changes.to_vec() })?;
         }
+        self.forget_gone();
         Ok(())
     }
 

@@ -351,13 +351,19 @@ pub const RULES: &[Rule] = &[
         outcome: Outcome::Stop(|arguments| Call::Seek { descriptor: descriptor(arguments[0]), target: None }),
     },
     #[cfg(target_arch = "x86_64")]
-    Rule { calls: calls![SYS_dup2], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::Duplicate) },
-    Rule { calls: calls![SYS_dup SYS_dup3], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::Duplicate) },
+    Rule { calls: calls![SYS_dup2], when: "", cases: ALWAYS, outcome: Outcome::Stop(replace) },
+    Rule { calls: calls![SYS_dup3], when: "", cases: ALWAYS, outcome: Outcome::Stop(replace) },
+    Rule {
+        calls: calls![SYS_dup],
+        when: "",
+        cases: ALWAYS,
+        outcome: Outcome::Stop(|_| Call::Duplicate { replaced: None }),
+    },
     Rule {
         calls: calls![SYS_fcntl],
         when: "F_DUPFD, F_DUPFD_CLOEXEC",
         cases: &[&[is(1, F_DUPFD as u32)], &[is(1, F_DUPFD_CLOEXEC as u32)]],
-        outcome: Outcome::Stop(|_| Call::Duplicate),
+        outcome: Outcome::Stop(|_| Call::Duplicate { replaced: None }),
     },
     Rule {
         calls: calls![SYS_fcntl],
@@ -440,6 +446,10 @@ pub const RULES: &[Rule] = &[
         outcome: Outcome::Refuse(Errno::NOSYS),
     },
 ];
+
+fn replace(arguments: &Arguments) -> Call {
+    Call::Duplicate { replaced: Some(descriptor(arguments[1])) }
+}
 
 /// An `int` argument.
 fn descriptor(argument: u64) -> Descriptor {

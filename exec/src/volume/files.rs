@@ -58,22 +58,20 @@ impl File {
     /// Any byte may differ, and anybody may write.
     pub(crate) fn suspect(&mut self) {
         self.doubts.add(Ranges::WHOLE);
-        self.writers.opened();
+        self.writers.look();
     }
 }
 
 /// The descriptors that may write to a file, and the position that each had when its file was last compared.
 ///
 /// A `write` moves the position of its description forward and is not stopped. So what lies between two positions may differ,
-/// as long as each description is watched by one descriptor at least, and every step back is known.
+/// as long as each description is watched by one descriptor at least, and every step back is known. A description that comes or
+/// goes makes the whole file doubtful: its descriptor leaves the table before its last event is queued, so it may be gone
+/// without either.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Writers {
     list: Vec<Watched>,
     look: bool,
-    /// One that is not in the list may have begun at 0.
-    opened: bool,
-    /// The lowest position of those that are gone: another descriptor of the same description may be left.
-    gone: Option<u64>,
     /// Positions to which a call that may not have run yet goes back.
     floors: Vec<(Thread, u64)>,
 }
@@ -90,24 +88,17 @@ impl Writers {
         self.look
     }
 
-    /// The file was opened.
-    pub(crate) fn opened(&mut self) {
-        self.look = true;
-        self.opened = true;
-    }
-
     /// A number may stand for another description.
-    pub(crate) fn duplicated(&mut self) {
+    pub(crate) fn look(&mut self) {
         self.look = true;
     }
 
-    /// Takes the descriptors that were found by a look, of this file. A description that is new begins at 0; each other one was
-    /// watched before, and its position was no lower than the lowest then.
+    /// Takes the descriptors that were found by a look, of this file. Each description was watched before, and its position was
+    /// no lower than the lowest then; or the whole file is doubtful anyway.
     pub(crate) fn found(&mut self, found: impl Iterator<Item = proc::Writer>) {
-        let lowest = self.list.iter().map(|watched| watched.seen).chain(self.gone).min();
-        let seen = if self.opened { 0 } else { lowest.unwrap_or(0) };
+        let seen = self.list.iter().map(|watched| watched.seen).min().unwrap_or(0);
         self.list = found.map(|writer| Watched { writer, seen }).collect();
-        (self.look, self.opened, self.gone) = (false, false, None);
+        self.look = false;
     }
 
     /// Reads all positions, and adds to `doubts` what was written since they were read last. If a descriptor is gone, the
@@ -119,7 +110,7 @@ impl Writers {
                 .filter(|now| now.writable && now.inode == writer.info.inode && now.mount == writer.info.mount);
             let Some(now) = now else {
                 self.look = true;
-                self.gone = Some(self.gone.unwrap_or(u64::MAX).min(*seen));
+                doubts.add(Ranges::WHOLE);
                 return false;
             };
             if now.position < *seen {

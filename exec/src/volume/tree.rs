@@ -124,12 +124,15 @@ impl Tree {
         std::mem::take(&mut self.unsure)
     }
 
-    /// Something has left one name and has not come to another: the other event is on its way, or it has left the volume.
-    pub(crate) fn is_floating(&self) -> bool {
+    /// Something that has a number has left its name and has not come to another: the other event is on its way, or it has left
+    /// the volume. What went to a directory that was not watched yet has been found there.
+    pub(crate) fn is_floating(&mut self) -> bool {
+        let names = &self.names;
+        self.floating.retain(|(_, entry)| matches!(entry, Entry::Known(number) if !names.contains_key(number)));
         !self.floating.is_empty()
     }
 
-    /// What left has left for good. The numbers, if they are known.
+    /// What left has left for good.
     pub(crate) fn take_floating(&mut self) -> Vec<Number> {
         let known = |(_, entry)| if let Entry::Known(number) = entry { Some(number) } else { None };
         self.floating.drain(..).filter_map(known).collect()

@@ -53,7 +53,10 @@ fn expected(number: i64, [a, b, c, d, e, f]: [u64; 6]) -> Action {
         #[cfg(target_arch = "x86_64")]
         SYS_creat => Stop(Call::OpenTruncating),
         #[cfg(target_arch = "x86_64")]
-        SYS_dup2 => Stop(Call::Duplicate),
+        SYS_dup2 => Stop(Call::Duplicate { replaced: Some(Descriptor(b as u32 as i32)) }),
+        SYS_linkat => Stop(Call::Link),
+        #[cfg(target_arch = "x86_64")]
+        SYS_link => Stop(Call::Link),
         SYS_openat2 => Fail(ENOSYS),
         SYS_open_by_handle_at => Fail(EPERM),
         SYS_lseek => match c as u32 {
@@ -62,9 +65,10 @@ fn expected(number: i64, [a, b, c, d, e, f]: [u64; 6]) -> Action {
             3 | 4 => Stop(Call::Seek { descriptor: file, target: None }),
             _ => Allow,
         },
-        SYS_dup | SYS_dup3 => Stop(Call::Duplicate),
+        SYS_dup3 => Stop(Call::Duplicate { replaced: Some(Descriptor(b as u32 as i32)) }),
+        SYS_dup => Stop(Call::Duplicate { replaced: None }),
         SYS_fcntl => match b as u32 {
-            0 | 1030 => Stop(Call::Duplicate),
+            0 | 1030 => Stop(Call::Duplicate { replaced: None }),
             4 => fail_if(c as i32 & O_DIRECT != 0, EINVAL),
             _ => Allow,
         },

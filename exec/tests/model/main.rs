@@ -1,0 +1,190 @@
+//! Random programs, run for real under the supervisor, and judged at every point at which the power could have failed.
+//!
+//! A *player* is a process of several threads and children that writes, seeks, truncates, maps, renames, links and syncs at
+//! random, in a directory on tmpfs, and keeps a journal elsewhere: what each file and the directory were after each step, and
+//! which syncs returned. The supervisor that follows it is the product's, with a log in memory whose acks come late. Then each
+//! prefix of the log, batch by batch, is a power failure: the *judge* folds it by rules of its own, and says whether POSIX allows
+//! that state after one, with all syncs that had returned by then. The last state has to be the directory itself, and is where
+//! the next turn begins.
+//!
+//! `TAILWIND_EXEC_CASES` plays so many cases, `TAILWIND_EXEC_SEED` begins with this one.
+
+#![allow(clippy::print_stdout, reason = "it is its own test harness")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread::available_parallelism;
+
+mod journal;
+mod judge;
+mod player;
+mod random;
+mod turn;
+
+/// Cases of one run of all tests: some 200 ms each.
+const CASES: u64 = 40;
+/// Turns of a case: the second one begins with a directory that was folded.
+const TURNS: u32 = 2;
+
+fn main() -> ExitCode {
+    match std::env::var("TAILWIND_MODEL_ROLE").as_deref() {
+        Ok("player") => player::main(),
+        Ok("supervisor") => turn::main(),
+        _ => {
+            if std::env::args().any(|argument| argument == "--list") {
+                return ExitCode::SUCCESS;
+            }
+            let failed = [
+                run("programs_survive_any_power_failure", || clean(number("TAILWIND_EXEC_CASES").unwrap_or(CASES))),
+                #[cfg(feature = "planted-bugs")]
+                run("planted_bugs_are_found", planted_bugs),
+            ]
+            .into_iter()
+            .filter(|passed| !passed)
+            .count();
+            println!("\ntest result: {}. {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
+            if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn run(name: &str, test: impl FnOnce() -> Result<(), String>) -> bool {
+    if let Some(filter) = std::env::args().skip(1).find(|argument| !argument.starts_with('-'))
+        && !name.contains(&filter)
+    {
+        return true;
+    }
+    let result = test();
+    println!("test {name} ... {}", if result.is_ok() { "ok" } else { "FAILED" });
+    if let Err(why) = &result {
+        println!("\n---- {name} ----\n{why}\n");
+    }
+    result.is_ok()
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn clean(cases: u64) -> Result<(), String> {
+    let first = number("TAILWIND_EXEC_SEED").unwrap_or(1);
+    each(first..first + cases, None)
+}
+
+/// Plays cases beside each other. The first failure by its seed, if there is one.
+fn each(seeds: std::ops::Range<u64>, bug: Option<&str>) -> Result<(), String> {
+    let next = std::sync::atomic::AtomicU64::new(seeds.start);
+    let failure = std::sync::Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if seed >= seeds.end || failure.lock().expect("no panic").is_some() {
+                        return;
+                    }
+                    if let Err(why) = case(seed, bug) {
+                        let mut failure = failure.lock().expect("no panic");
+                        failure.get_or_insert(format!("seed {seed}: {why}"));
+                    }
+                }
+            });
+        }
+    });
+    failure.into_inner().expect("no panic").map_or(Ok(()), Err)
+}
+
+/// One case in a process of its own, so that its program is all that descends from it.
+fn case(seed: u64, bug: Option<&str>) -> Result<(), String> {
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let volume = tempfile::tempdir_in("/dev/shm").map_err(|e| e.to_string())?;
+    for turn in 0..TURNS {
+        let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
+        command.env("TAILWIND_MODEL_ROLE", "supervisor").env("TAILWIND_MODEL_SEED", seed.to_string());
+        command.env("TAILWIND_MODEL_TURN", turn.to_string());
+        command.env("TAILWIND_MODEL_FOLDER", folder.path()).env("TAILWIND_MODEL_VOLUME", volume.path());
+        if let Some(bug) = bug {
+            command.env("TAILWIND_EXEC_PLANTED", bug);
+        }
+        let output = command.output().map_err(|e| e.to_string())?;
+        if !output.status.success() {
+            return Err(format!("turn {turn}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+    }
+    Ok(())
+}
+
+/// Each bug is found within so many cases.
+#[cfg(feature = "planted-bugs")]
+fn planted_bugs() -> Result<(), String> {
+    const WITHIN: u64 = 400;
+    let mut missed = Vec::new();
+    for bug in tailwind_exec::planted::Bug::ALL {
+        let name = bug.name();
+        match each(1..1 + WITHIN, Some(name)) {
+            Ok(()) => missed.push(name),
+            Err(why) if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_some() => println!("{name}: {why}"),
+            Err(_) => {}
+        }
+    }
+    if missed.is_empty() { Ok(()) } else { Err(format!("not found within {WITHIN} cases: {}", missed.join(", "))) }
+}
+
+/// Where a turn keeps its things.
+struct Places {
+    seed: u64,
+    turn: u32,
+    folder: PathBuf,
+    volume: PathBuf,
+}
+
+impl Places {
+    fn read() -> Places {
+        let get = |name: &str| std::env::var(format!("TAILWIND_MODEL_{name}")).expect("a role has its variables");
+        Places {
+            seed: get("SEED").parse().expect("a number"),
+            turn: get("TURN").parse().expect("a number"),
+            folder: get("FOLDER").into(),
+            volume: get("VOLUME").into(),
+        }
+    }
+
+    fn random(&self, purpose: u64) -> random::Random {
+        random::Random::new(self.seed.wrapping_mul(1000).wrapping_add(u64::from(self.turn) * 100 + purpose))
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.volume.join(format!("data{}", self.turn))
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.join(format!("journal{}", self.turn))
+    }
+
+    /// The number of batches that are acknowledged: eight bytes.
+    fn acked(&self) -> PathBuf {
+        self.folder.join("acked")
+    }
+
+    /// The log of all turns so far.
+    fn log(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+}
+
+/// A file of blocks, each with its length before it.
+fn read_blocks(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    let mut rest = &bytes[..];
+    let mut blocks = Vec::new();
+    while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+        let (block, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+        blocks.push(block.to_vec());
+        rest = tail;
+    }
+    blocks
+}
+
+fn block(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
