@@ -20,9 +20,9 @@ use tracing::{info, warn};
 use crate::appends::Appends;
 use crate::directory::Directory;
 use crate::image::{Image, Operation};
-use crate::program::{Program, Signals};
+use crate::program::{Exit, Program, Signals};
 use crate::record::Record;
-use crate::supervisor::{Log, Loss, Outside, Supervisor};
+use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
 use crate::volume::{Bounds, Refusal, Volume};
 
 /// Exit code after a loss: nothing is wrong with this process, and the next one goes on (`EX_TEMPFAIL`).
@@ -31,6 +31,8 @@ pub const LOST: i32 = 75;
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 /// How long nothing is said while something is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// For a program that is to end in order after a loss.
+const TERM_TIME: Duration = Duration::from_secs(5);
 /// The folder beside the directory that says whose it is, and holds what has no name yet.
 const OWN_FOLDER: &str = ".tailwind-exec";
 
@@ -49,6 +51,8 @@ pub struct Options {
     pub outside: Vec<PathBuf>,
     /// Names in the directory that are removed before the program starts.
     pub remove_at_start: Vec<PathBuf>,
+    /// What the program gets after a loss.
+    pub on_loss: OnLoss,
     /// The program and its arguments.
     pub program: Vec<OsString>,
 }
@@ -392,7 +396,8 @@ fn lead(options: &Options, ground: &Ground, standby: Standby, mut appends: Appen
     }
     let led = appends.send(&records).and_then(|()| appends.wait());
     if let Err(loss) = led {
-        return Ok(lost(&loss));
+        warn!(%loss, "the role is lost again before the program has started");
+        return Ok(LOST);
     }
     if ground.foreign {
         ground.mark()?;
@@ -403,18 +408,19 @@ fn lead(options: &Options, ground: &Ground, standby: Standby, mut appends: Appen
     let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
     info!(ms = began.elapsed().as_millis() as u64, "this sidecar is primary: the program runs");
     let outside = Outside { allowed: options.outside.clone() };
-    let result = Supervisor::new(&mut program, volume, appends, outside).run();
+    let mut supervisor = Supervisor::new(&mut program, volume, appends, outside);
+    let result = supervisor.run();
+    if let Err(loss) = &result {
+        warn!(%loss, on_loss = ?options.on_loss, "the program may not go on; start this again, and it follows the log");
+        if options.on_loss == OnLoss::Term
+            && let Err(error) = supervisor.wind_down(TERM_TIME)
+        {
+            warn!(%error, "the program cannot end in order");
+        }
+    }
     // Nobody answers its calls any more; nobody may be left who serves clients.
     program.kill().context("kill the program")?;
-    match result {
-        Ok(exit) => Ok(exit.code()),
-        Err(loss) => Ok(lost(&loss)),
-    }
-}
-
-fn lost(loss: &Loss) -> i32 {
-    warn!(%loss, "the program may not go on and is killed; start this again, and it follows the log");
-    LOST
+    Ok(result.map_or(LOST, Exit::code))
 }
 
 /// A name in the directory, such as the file of a dead process's number.

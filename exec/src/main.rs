@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tailwind_exec::life::{self, Options};
+use tailwind_exec::supervisor::OnLoss;
 use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
 
@@ -49,6 +50,9 @@ struct Arguments {
     /// Remove this file of --dir before the program starts, such as a stale postmaster.pid
     #[arg(long, value_name = "NAME")]
     remove_at_start: Vec<PathBuf>,
+    /// What the program gets when the role is lost
+    #[arg(long, env = "TAILWIND_ON_LOSS", value_enum, default_value_t)]
+    on_loss: OnLoss,
     /// The program and its arguments
     #[arg(required = true, last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         import: arguments.import,
         outside: arguments.outside,
         remove_at_start: arguments.remove_at_start,
+        on_loss: arguments.on_loss,
         program: arguments.program,
     };
     match life::run(&options) {

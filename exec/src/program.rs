@@ -149,6 +149,12 @@ impl Program {
         Ok(None)
     }
 
+    /// Sends it SIGTERM.
+    pub fn ask_to_end(&self) {
+        // It may just have ended.
+        let _ = kill_process(self.pid, Signal::TERM);
+    }
+
     /// Kills the program and all that descends from it, and waits until nobody is left.
     pub fn kill(mut self) -> io::Result<()> {
         let deadline = Instant::now() + KILL_TIME;

@@ -68,6 +68,16 @@ pub trait Log {
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
+/// What the program gets after a loss. No sync is confirmed any more, either way.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum OnLoss {
+    /// All its processes are killed at once, so that none serves clients
+    #[default]
+    Kill,
+    /// Its syncs fail with EIO and it gets SIGTERM; after 5 s it is killed
+    Term,
+}
+
 /// What syncs of files outside of the volume get.
 #[derive(Clone, Debug, Default)]
 pub struct Outside {
@@ -81,6 +91,8 @@ pub struct Supervisor<'a, L> {
     volume: Volume,
     log: L,
     outside: Outside,
+    /// Calls that have been received and not answered.
+    open: BTreeSet<u64>,
     /// Syncs that wait for an append.
     waiting: VecDeque<(Lsn, u64)>,
     /// Why syncs of files elsewhere fail, said once for each.
@@ -90,11 +102,20 @@ pub struct Supervisor<'a, L> {
 impl<'a, L: Log> Supervisor<'a, L> {
     /// Nothing has been received from the program yet.
     pub fn new(program: &'a mut Program, volume: Volume, log: L, outside: Outside) -> Supervisor<'a, L> {
-        Supervisor { program, volume, log, outside, waiting: VecDeque::new(), told: BTreeSet::new() }
+        Supervisor {
+            program,
+            volume,
+            log,
+            outside,
+            open: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            told: BTreeSet::new(),
+        }
     }
 
-    /// Until the program ends. Its end, if it was an orderly one, is a sync of the whole volume.
-    pub fn run(mut self) -> Result<Exit, Loss> {
+    /// Until the program ends. Its end, if it was an orderly one, is a sync of the whole volume. After a loss nothing is
+    /// answered any more: kill the program, or have it [wind down](Supervisor::wind_down) first.
+    pub fn run(&mut self) -> Result<Exit, Loss> {
         loop {
             let busy = self.turn()?;
             if let Some(exit) = self.program.look()? {
@@ -121,7 +142,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             if let Err(Refusal::Lost(why) | Refusal::Full(why)) = self.volume.calls(stopped.thread, stopped.call) {
                 warn!(%why, thread = %stopped.thread, "a call cannot be followed");
             }
-            self.program.answer(stopped.id, Answer::Go)?;
+            self.reply(stopped.id, Answer::Go)?;
         }
         self.sync(syncs)?;
         self.log.pump()?;
@@ -134,6 +155,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
         while calls.len() < CALLS_MAX
             && let Some(stopped) = self.program.receive()?
         {
+            self.open.insert(stopped.id);
             calls.push(stopped);
         }
         Ok(calls)
@@ -214,7 +236,12 @@ impl<'a, L: Log> Supervisor<'a, L> {
     }
 
     fn answer_all(&mut self, ids: &[u64], answer: Answer) -> Result<(), Loss> {
-        Ok(ids.iter().try_for_each(|id| self.program.answer(*id, answer))?)
+        Ok(ids.iter().try_for_each(|id| self.reply(*id, answer))?)
+    }
+
+    fn reply(&mut self, id: u64, answer: Answer) -> io::Result<()> {
+        self.open.remove(&id);
+        self.program.answer(id, answer)
     }
 
     /// Answers the syncs whose appends are acknowledged.
@@ -224,7 +251,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             && (last <= self.log.acked() || planted::has(Bug::AnsweredBeforeAck))
         {
             self.waiting.pop_front();
-            self.program.answer(id, Answer::Done)?;
+            self.reply(id, Answer::Done)?;
             any = true;
         }
         Ok(any)
@@ -258,7 +285,35 @@ impl<'a, L: Log> Supervisor<'a, L> {
         }
     }
 
-    fn end(mut self, exit: Exit) -> Result<Exit, Loss> {
+    /// After a loss: fails each sync from now on, and asks the program to end. Until it has, or the time is over.
+    pub fn wind_down(&mut self, time: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + time;
+        self.program.ask_to_end();
+        for id in std::mem::take(&mut self.open) {
+            self.program.answer(id, Answer::Fail(Errno::IO))?;
+        }
+        while self.program.look()?.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            for stopped in self.receive()? {
+                let answer = if stopped.call.is_sync() { Answer::Fail(Errno::IO) } else { Answer::Go };
+                self.reply(stopped.id, answer)?;
+            }
+            let mut descriptors = [
+                PollFd::from_borrowed_fd(self.program.listener(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.program.signals(), PollFlags::IN),
+            ];
+            match poll(&mut descriptors, Timespec::try_from(left).ok().as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, exit: Exit) -> Result<Exit, Loss> {
         if exit == Exit::Code(0) {
             let mut records = Vec::new();
             let result = self.volume.capture_all(&mut records);

@@ -1,0 +1,99 @@
+//! After a loss no sync is confirmed any more, and nobody is left.
+
+use std::path::Path;
+
+use crate::sidecar::Sidecar;
+use crate::{Place, Running, wait_until};
+
+const LOST: i32 = 75;
+
+/// Syncs a line again and again, and says after each whether that was confirmed. A child in a session of its own goes on for
+/// ever, whatever happens to the others.
+const WRITER: &str = "
+    setsid sleep 86399 & echo $! >descendant
+    while :; do
+        echo line >>volume/file
+        if sync volume/file; then echo confirmed; else echo refused; fi
+    done";
+
+fn runs(process: &str) -> bool {
+    Path::new("/proc").join(process.trim()).exists()
+}
+
+/// A writer that has had a sync confirmed.
+fn start(place: &Place, sidecar: &Sidecar, options: &[&str], script: &str) -> Running {
+    let running = place.run(sidecar, options, script);
+    place.wait_for("stdout", "confirmed");
+    running
+}
+
+fn check_end(place: &Place, mut running: Running) {
+    let status = running.wait();
+    assert_eq!(status.code(), Some(LOST), "{status}");
+    assert!(!runs(&place.read("descendant")), "a process of the program is left");
+}
+
+#[test]
+fn a_lost_role_kills_every_process() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let running = start(&place, &sidecar, &[], WRITER);
+    sidecar.lose_role();
+    check_end(&place, running);
+    assert!(!place.read("stdout").contains("refused"), "nobody has answered");
+}
+
+#[test]
+fn a_dead_sidecar_is_a_loss() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let running = start(&place, &sidecar, &[], WRITER);
+    sidecar.hang_up();
+    check_end(&place, running);
+}
+
+#[test]
+fn a_sync_without_an_ack_is_never_confirmed() {
+    const SCRIPT: &str = "
+        setsid sleep 86399 & echo $! >descendant
+        echo line >volume/first; sync volume/first && echo confirmed
+        while [ ! -e go ]; do sleep 0.01; done
+        echo line >volume/second; sync volume/second && echo wrong
+        sleep 86399";
+    for on_loss in ["kill", "term"] {
+        let place = Place::new();
+        let sidecar = Sidecar::start(place.path());
+        let running = start(&place, &sidecar, &["--on-loss", on_loss], SCRIPT);
+        let records = sidecar.log().len();
+        sidecar.hold_acks();
+        place.create("go");
+        wait_until("an append", || sidecar.log().len() > records);
+        sidecar.hang_up();
+        check_end(&place, running);
+        assert!(!place.read("stdout").contains("wrong"), "--on-loss {on_loss}");
+    }
+}
+
+#[test]
+fn a_program_that_is_asked_to_end_gets_errors_and_time() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script =
+        format!("trap 'echo line >>volume/file; sync volume/file || echo refused in the end; exit 0' TERM\n{WRITER}");
+    let running = start(&place, &sidecar, &["--on-loss", "term"], &script);
+    sidecar.lose_role();
+    check_end(&place, running);
+    assert!(place.read("stdout").ends_with("refused in the end\n"));
+}
+
+#[test]
+fn a_program_that_does_not_end_is_killed() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let running = start(&place, &sidecar, &["--on-loss", "term"], &format!("trap '' TERM\n{WRITER}"));
+    sidecar.lose_role();
+    check_end(&place, running);
+    let said = place.read("stdout");
+    let after = said.rsplit("confirmed").next().unwrap();
+    assert!(after.contains("refused"), "it was heard out with errors");
+}

@@ -1,0 +1,107 @@
+//! The program `tailwind-exec` from its start to its end, beside a sidecar that does what a test tells it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test may fail by panicking, and says then what was said"
+)]
+
+mod loss;
+mod sidecar;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use sidecar::Sidecar;
+
+/// For what takes milliseconds on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A folder for one test: the volume, what the program says, the log of `tailwind-exec`.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn volume(&self) -> PathBuf {
+        self.path().join("volume")
+    }
+
+    /// `tailwind-exec` with these options.
+    fn exec(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-exec"));
+        command.arg("--dir").arg(self.volume()).args(options).current_dir(self.path());
+        command.stdin(Stdio::null()).stdout(self.create("stdout")).stderr(self.create("stderr"));
+        command
+    }
+
+    /// Runs a shell script beside a sidecar. Its folder is this one, and the volume is `volume`.
+    fn run(&self, sidecar: &Sidecar, options: &[&str], script: &str) -> Running {
+        let mut command = self.exec(options);
+        command.arg("--socket").arg(sidecar.socket()).args(["--", "sh", "-c", script]);
+        Running { child: command.spawn().unwrap() }
+    }
+
+    fn create(&self, name: &str) -> fs::File {
+        fs::File::create(self.path().join(name)).unwrap()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path().join(name)).unwrap_or_default()
+    }
+
+    /// Waits until the program, or `tailwind-exec` in `stderr`, has said this.
+    fn wait_for(&self, name: &str, words: &str) {
+        wait_until(&format!("{words:?} in {name}"), || self.read(name).contains(words));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for name in ["stdout", "stderr"] {
+                println!("{name}:\n{}", self.read(name));
+            }
+        }
+    }
+}
+
+/// A `tailwind-exec` that is killed at the end of its test.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_until("the end of tailwind-exec", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {DEADLINE:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
