@@ -5,6 +5,7 @@ pub mod appends;
 pub mod blocks;
 pub mod call;
 pub mod compare;
+pub mod container;
 pub mod directory;
 pub mod image;
 pub mod life;

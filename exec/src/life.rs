@@ -18,9 +18,10 @@ use tailwind_client::{Error, ErrorCode, FollowEvent, History, Lsn};
 use tracing::{info, warn};
 
 use crate::appends::Appends;
+use crate::container::Place;
 use crate::directory::Directory;
 use crate::image::{Image, Operation};
-use crate::program::{Exit, Program, Signals};
+use crate::program::{self, Exit, Program, Signals};
 use crate::record::Record;
 use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
 use crate::volume::{Bounds, Refusal, Volume};
@@ -51,6 +52,8 @@ pub struct Options {
     pub outside: Vec<PathBuf>,
     /// Names in the directory that are removed before the program starts.
     pub remove_at_start: Vec<PathBuf>,
+    /// Start behind another PID 1 of the container.
+    pub without_pid_1: bool,
     /// What the program gets after a loss.
     pub on_loss: OnLoss,
     /// The program and its arguments.
@@ -59,6 +62,10 @@ pub struct Options {
 
 /// Runs until the program has ended, or may not go on. Returns the exit code.
 pub fn run(options: &Options) -> Result<i32> {
+    if let Place::Behind(behind) = Place::find().context("find out who is PID 1")? {
+        ensure!(options.without_pid_1, "{behind}; or accept survivors: --without-pid-1");
+        warn!("not PID 1: if tailwind-exec is killed, processes of the program may live on, and answer reads");
+    }
     let signals = Signals::catch().context("catch signals")?;
     let ground = Ground::claim(options)?;
     let mut standby = Standby::new(&ground)?;
@@ -300,7 +307,12 @@ impl From<anyhow::Error> for Failure {
 
 fn wants_to_end(signals: &Signals) -> bool {
     use rustix::process::Signal;
-    signals.take().iter().any(|signal| [Signal::TERM, Signal::INT, Signal::QUIT].contains(signal))
+    let came = signals.take();
+    if came.contains(&Signal::CHILD) {
+        // PID 1 gets orphans also while it has no program: what was started by `kubectl exec`.
+        program::reap_orphans();
+    }
+    came.iter().any(|signal| [Signal::TERM, Signal::INT, Signal::QUIT].contains(signal))
 }
 
 fn connect(socket: &Path, signals: &Signals) -> Result<Option<Client>> {

@@ -50,6 +50,10 @@ struct Arguments {
     /// Remove this file of --dir before the program starts, such as a stale postmaster.pid
     #[arg(long, value_name = "NAME")]
     remove_at_start: Vec<PathBuf>,
+    /// Start although another process is PID 1 of the container. If tailwind-exec is killed then, processes of the program in
+    /// sessions of their own live on, and answer reads from their memory
+    #[arg(long)]
+    without_pid_1: bool,
     /// What the program gets when the role is lost
     #[arg(long, env = "TAILWIND_ON_LOSS", value_enum, default_value_t)]
     on_loss: OnLoss,
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         import: arguments.import,
         outside: arguments.outside,
         remove_at_start: arguments.remove_at_start,
+        without_pid_1: arguments.without_pid_1,
         on_loss: arguments.on_loss,
         program: arguments.program,
     };

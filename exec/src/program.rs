@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, set_child_subreaper, wait};
 use tracing::info;
 
 use crate::trap::{self, Answer, Listener, Stopped};
@@ -83,6 +83,11 @@ impl Signals {
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
+}
+
+/// Takes in children that have ended while there is no program.
+pub(crate) fn reap_orphans() {
+    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
 /// The program and all that descends from it.
@@ -159,7 +164,13 @@ impl Program {
     pub fn kill(mut self) -> io::Result<()> {
         let deadline = Instant::now() + KILL_TIME;
         loop {
-            let left = descendants()?;
+            if rustix::process::getpid() == Pid::INIT {
+                // "Group 1" is every process of the namespace but this one, at one stroke: kill(2) with -1.
+                let _ = kill_process_group(Pid::INIT, Signal::KILL);
+            }
+            // Parents first, by their numbers: nobody is to act on the death of another.
+            let mut left = descendants()?;
+            left.sort_unstable();
             for process in &left {
                 if let Some(pid) = Pid::from_raw(*process as i32) {
                     // One that has ended meanwhile will do.

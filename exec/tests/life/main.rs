@@ -6,6 +6,7 @@
 )]
 
 mod loss;
+mod pid_1;
 mod sidecar;
 
 use std::fs;
@@ -15,6 +16,10 @@ use std::time::{Duration, Instant};
 
 use sidecar::Sidecar;
 
+const EXEC: &str = env!("CARGO_BIN_EXE_tailwind-exec");
+
+/// The exit code after a loss.
+const LOST: i32 = 75;
 /// For what takes milliseconds on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -36,11 +41,21 @@ impl Place {
         self.path().join("volume")
     }
 
-    /// `tailwind-exec` with these options.
+    /// `tailwind-exec` with these options, also where tests run in a container.
     fn exec(&self, options: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-exec"));
-        command.arg("--dir").arg(self.volume()).args(options).current_dir(self.path());
-        command.stdin(Stdio::null()).stdout(self.create("stdout")).stderr(self.create("stderr"));
+        let mut command = self.command(EXEC);
+        command.arg("--dir").arg(self.volume()).arg("--without-pid-1").args(options);
+        command
+    }
+
+    /// A command in this folder.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(self.path())
+            .stdin(Stdio::null())
+            .stdout(self.create("stdout"))
+            .stderr(self.create("stderr"));
         command
     }
 
