@@ -8,6 +8,7 @@ pub mod compare;
 pub mod container;
 pub mod directory;
 pub mod image;
+pub mod lease;
 pub mod life;
 pub mod planted;
 pub mod program;

@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FlockOperation, StatxFlags, flock, statx};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Error, ErrorCode, FollowEvent, History, Lsn};
+use tailwind_client::{Epoch, Error, ErrorCode, FollowEvent, History, Lsn};
 use tracing::{info, warn};
 
 use crate::appends::Appends;
 use crate::container::Place;
 use crate::directory::Directory;
 use crate::image::{Image, Operation};
+use crate::lease::{self, Barriers, Lease};
 use crate::program::{self, Exit, Program, Signals};
 use crate::record::Record;
 use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
@@ -34,6 +35,8 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// For a program that is to end in order after a loss.
 const TERM_TIME: Duration = Duration::from_secs(5);
+/// Between two looks at the signals while others' leases run out.
+const LEASE_PAUSE: Duration = Duration::from_millis(20);
 /// The folder beside the directory that says whose it is, and holds what has no name yet.
 const OWN_FOLDER: &str = ".tailwind-exec";
 
@@ -56,6 +59,8 @@ pub struct Options {
     pub without_pid_1: bool,
     /// What the program gets after a loss.
     pub on_loss: OnLoss,
+    /// How long a program that is cut off may answer reads from its memory.
+    pub lease: Option<Duration>,
     /// The program and its arguments.
     pub program: Vec<OsString>,
 }
@@ -69,11 +74,12 @@ pub fn run(options: &Options) -> Result<i32> {
     let signals = Signals::catch().context("catch signals")?;
     let ground = Ground::claim(options)?;
     let mut standby = Standby::new(&ground)?;
-    let (client, next) = match standby.follow(options, &ground, &signals)? {
+    let (client, turn) = match standby.follow(options, &ground, &signals)? {
         Some(turn) => turn,
         None => return Ok(0),
     };
-    lead(options, &ground, standby, Appends::new(client, next), signals)
+    let appends = Appends::new(client, turn.next);
+    lead(options, &ground, standby, appends, &turn, signals)
 }
 
 /// The directory, and the folder of ours beside it.
@@ -204,9 +210,17 @@ struct Standby {
     history: History,
 }
 
+/// This sidecar is primary, and its log has no more than what was read.
+struct Turn {
+    epoch: Epoch,
+    next: Lsn,
+    /// By the lease's clock.
+    at: Duration,
+}
+
 /// What a follow came to.
 enum Followed {
-    Turn(Lsn),
+    Turn(Turn),
     /// The records that were folded are not those of the log, or no longer all that it begins with.
     Anew(String),
     /// A signal asked this process to end.
@@ -218,12 +232,12 @@ impl Standby {
         Ok(Standby { image: Image::default(), directory: ground.open()?, next: Lsn(0), history: History::UNKNOWN })
     }
 
-    /// Until it is this sidecar's turn: the connection that may append, and the next LSN. `None` if a signal came first.
-    fn follow(&mut self, options: &Options, ground: &Ground, signals: &Signals) -> Result<Option<(Client, Lsn)>> {
+    /// Until it is this sidecar's turn: the connection that may append. `None` if a signal came first.
+    fn follow(&mut self, options: &Options, ground: &Ground, signals: &Signals) -> Result<Option<(Client, Turn)>> {
         loop {
             let Some(mut client) = connect(&options.socket, signals)? else { return Ok(None) };
             match self.follow_once(&mut client, signals) {
-                Ok(Followed::Turn(next)) => return Ok(Some((client, next))),
+                Ok(Followed::Turn(turn)) => return Ok(Some((client, turn))),
                 Ok(Followed::Stopped) => return Ok(None),
                 Ok(Followed::Anew(why)) => {
                     warn!(%why, "begins anew: the log does not go on with what was read");
@@ -243,7 +257,7 @@ impl Standby {
         client.set_timeout(Some(PATIENCE)).map_err(anyhow::Error::from)?;
         let mut progress = Progress::new();
         let mut follow = client.follow((self.history, self.next))?;
-        let next = loop {
+        let turn = loop {
             if wants_to_end(signals) {
                 return Ok(Followed::Stopped);
             }
@@ -264,14 +278,14 @@ impl Standby {
                 }
                 Some(FollowEvent::CaughtUp { next }) => progress.caught_up(next),
                 Some(FollowEvent::Lag { acked, .. }) => progress.behind(acked),
-                Some(FollowEvent::Turn { next, .. }) => break next,
+                Some(FollowEvent::Turn { epoch, next }) => break Turn { epoch, next, at: lease::now() },
                 None => return Err(Error::Disconnected { why: "the follow has ended".into() }.into()),
             }
             self.history = follow.history();
         };
         drop(follow);
         client.set_timeout(None).map_err(anyhow::Error::from)?;
-        Ok(Followed::Turn(next))
+        Ok(Followed::Turn(turn))
     }
 }
 
@@ -376,8 +390,16 @@ impl Progress {
 }
 
 /// The turn: what the log has is on disk, and this side alone appends.
-fn lead(options: &Options, ground: &Ground, standby: Standby, mut appends: Appends, signals: Signals) -> Result<i32> {
+fn lead(
+    options: &Options,
+    ground: &Ground,
+    standby: Standby,
+    mut appends: Appends,
+    turn: &Turn,
+    signals: Signals,
+) -> Result<i32> {
     let began = Instant::now();
+    let lease = options.lease.map(|length| begin_lease(options, turn.epoch, length)).transpose()?;
     let Standby { mut image, mut directory, .. } = standby;
     if ground.foreign && image.begun() {
         bail!(
@@ -417,6 +439,19 @@ fn lead(options: &Options, ground: &Ground, standby: Standby, mut appends: Appen
     let [program, arguments @ ..] = &options.program[..] else { bail!("no program to run") };
     let mut command = Command::new(program);
     command.args(arguments);
+    if let (Some(lease), Some(length)) = (&lease, options.lease) {
+        let start_at = lease::start_at(turn.at, length);
+        while lease::now() < start_at {
+            if wants_to_end(&signals) {
+                return Ok(0);
+            }
+            std::thread::sleep(LEASE_PAUSE.min(start_at.saturating_sub(lease::now())));
+        }
+        if !lease.is_held() {
+            warn!("no barrier has passed in time: this sidecar may not be primary any more");
+            return Ok(LOST);
+        }
+    }
     let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
     info!(ms = began.elapsed().as_millis() as u64, "this sidecar is primary: the program runs");
     let outside = Outside { allowed: options.outside.clone() };
@@ -432,7 +467,22 @@ fn lead(options: &Options, ground: &Ground, standby: Standby, mut appends: Appen
     }
     // Nobody answers its calls any more; nobody may be left who serves clients.
     program.kill().context("kill the program")?;
-    Ok(result.map_or(LOST, Exit::code))
+    // The lease's thread may have killed it, and is about to end this process in the same way.
+    let cut_off = lease.is_some_and(|lease| lease.is_over());
+    Ok(if cut_off { LOST } else { result.map_or(LOST, Exit::code) })
+}
+
+/// From now on the program may be killed at any time.
+fn begin_lease(options: &Options, epoch: Epoch, length: Duration) -> Result<Lease> {
+    let mut barriers = Barriers::new(options.socket.clone(), epoch, length);
+    let end = || {
+        warn!("no barrier has passed for as long as the lease lasts: the program may not go on and is killed");
+        if let Err(error) = program::kill_all() {
+            warn!(%error, "a process of the program is left");
+        }
+        std::process::exit(LOST);
+    };
+    Lease::begin(length, move || barriers.pass(), end).context("begin the lease")
 }
 
 /// A name in the directory, such as the file of a dead process's number.

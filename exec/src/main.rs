@@ -3,12 +3,16 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use tailwind_exec::life::{self, Options};
 use tailwind_exec::supervisor::OnLoss;
 use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
+
+/// Barriers come six times as often: below 60 ms a busy host would lose leases for nothing. Up to an hour.
+const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;
 
 const EXAMPLE: &str = "\
 Example: a Redis that loses no acknowledged write, beside each of two or more sidecars of one group
@@ -57,6 +61,10 @@ struct Arguments {
     /// What the program gets when the role is lost
     #[arg(long, env = "TAILWIND_ON_LOSS", value_enum, default_value_t)]
     on_loss: OnLoss,
+    /// Kill the program so many milliseconds after the last proof that this sidecar was primary: then no read is answered from
+    /// outdated memory. A new primary starts its program 1.2 times as long after its turn. The same value on all hosts
+    #[arg(long, env = "TAILWIND_LEASE", value_name = "MS", value_parser = clap::value_parser!(u64).range(LEASE_MS))]
+    lease: Option<u64>,
     /// The program and its arguments
     #[arg(required = true, last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -75,6 +83,7 @@ fn main() -> ExitCode {
         remove_at_start: arguments.remove_at_start,
         without_pid_1: arguments.without_pid_1,
         on_loss: arguments.on_loss,
+        lease: arguments.lease.map(Duration::from_millis),
         program: arguments.program,
     };
     match life::run(&options) {

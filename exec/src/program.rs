@@ -162,30 +162,45 @@ impl Program {
 
     /// Kills the program and all that descends from it, and waits until nobody is left.
     pub fn kill(mut self) -> io::Result<()> {
-        let deadline = Instant::now() + KILL_TIME;
-        loop {
-            if rustix::process::getpid() == Pid::INIT {
-                // "Group 1" is every process of the namespace but this one, at one stroke: kill(2) with -1.
-                let _ = kill_process_group(Pid::INIT, Signal::KILL);
-            }
-            // Parents first, by their numbers: nobody is to act on the death of another.
-            let mut left = descendants()?;
-            left.sort_unstable();
-            for process in &left {
-                if let Some(pid) = Pid::from_raw(*process as i32) {
-                    // One that has ended meanwhile will do.
-                    let _ = kill_process(pid, Signal::KILL);
-                }
-            }
+        kill_until(|| {
             let _ = self.child.try_wait();
-            self.reap()?;
-            if left.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(io::Error::other(format!("processes {left:?} do not end")));
-            }
-            std::thread::sleep(Duration::from_millis(1));
+            self.reap().map(drop)
+        })
+    }
+}
+
+/// The same from another thread than the program's: whoever has ended is taken in here.
+pub(crate) fn kill_all() -> io::Result<()> {
+    kill_until(|| {
+        reap_orphans();
+        Ok(())
+    })
+}
+
+/// Kills all that descends from this process, until nobody is left.
+fn kill_until(mut reap: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let deadline = Instant::now() + KILL_TIME;
+    loop {
+        if rustix::process::getpid() == Pid::INIT {
+            // "Group 1" is every process of the namespace but this one, at one stroke: kill(2) with -1.
+            let _ = kill_process_group(Pid::INIT, Signal::KILL);
         }
+        // Parents first, by their numbers: nobody is to act on the death of another.
+        let mut left = descendants()?;
+        left.sort_unstable();
+        for process in &left {
+            if let Some(pid) = Pid::from_raw(*process as i32) {
+                // One that has ended meanwhile will do.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        reap()?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::other(format!("processes {left:?} do not end")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -25,7 +25,8 @@ fn start(place: &Place, sidecar: &Sidecar, options: &[&str], script: &str) -> Ru
     running
 }
 
-fn check_end(place: &Place, mut running: Running) {
+/// Waits for the exit code of a loss. Nobody is left then.
+pub(crate) fn check_end(place: &Place, mut running: Running) {
     let status = running.wait();
     assert_eq!(status.code(), Some(LOST), "{status}");
     assert!(!runs(&place.read("descendant")), "a process of the program is left");

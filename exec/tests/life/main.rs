@@ -5,6 +5,7 @@
     reason = "a test may fail by panicking, and says then what was said"
 )]
 
+mod lease;
 mod loss;
 mod pid_1;
 mod sidecar;

@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
+use std::time::Instant;
 
 use tailwind_protocol::socket::{
     Batch, ErrorCode, FRAME_BODY_MAX, Request, Response, Role, VERSION, Welcome, decode_request, put_batch_record,
@@ -29,6 +30,10 @@ struct State {
     role: Role,
     /// Appends go into the log, and are not acknowledged.
     acks_held: bool,
+    /// Barriers are taken, and not answered.
+    barriers_held: bool,
+    barriers: u64,
+    turn: Option<Instant>,
     /// Where news of the role go to.
     connections: Vec<UnixStream>,
 }
@@ -38,8 +43,16 @@ impl Sidecar {
     pub(crate) fn start(folder: &Path) -> Sidecar {
         let socket = folder.join("append.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let state =
-            State { log: Vec::new(), epoch: EPOCH, role: Role::Primary, acks_held: false, connections: Vec::new() };
+        let state = State {
+            log: Vec::new(),
+            epoch: EPOCH,
+            role: Role::Primary,
+            acks_held: false,
+            barriers_held: false,
+            barriers: 0,
+            turn: None,
+            connections: Vec::new(),
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state) });
         let accepting = shared.clone();
         thread::spawn(move || {
@@ -66,6 +79,21 @@ impl Sidecar {
         self.shared.lock().acks_held = true;
     }
 
+    /// Barriers do not pass any more: the sidecar is cut off from its backups, and does not know yet what that means.
+    pub(crate) fn hold_barriers(&self) {
+        self.shared.lock().barriers_held = true;
+    }
+
+    /// Barriers that have passed.
+    pub(crate) fn barriers(&self) -> u64 {
+        self.shared.lock().barriers
+    }
+
+    /// When the turn was given.
+    pub(crate) fn turn(&self) -> Option<Instant> {
+        self.shared.lock().turn
+    }
+
     /// Another sidecar leads the next epoch.
     pub(crate) fn lose_role(&self) {
         let mut state = self.shared.lock();
@@ -75,6 +103,11 @@ impl Sidecar {
             // A client that has gone needs no news.
             let _ = send(&mut stream, 0, &role);
         }
+    }
+
+    /// The role was another's for a while, and is this sidecar's again. Nobody tells the connections.
+    pub(crate) fn lead_later_epoch(&self) {
+        self.shared.lock().epoch += 2;
     }
 
     /// Ends all connections, as the death of the process does.
@@ -140,9 +173,10 @@ impl Shared {
                     put_batch_record(&mut bytes, &state.log[lsn as usize - 1]);
                     send(stream, request, &Response::Records { first: lsn, records: Batch::new(1, &bytes).unwrap() })?;
                 }
+                state.turn.get_or_insert_with(Instant::now);
                 send(stream, request, &Response::Turn { epoch: state.epoch, next: last + 1 })
             }
-            Request::Append { .. } | Request::Batch(_) if state.role != Role::Primary => {
+            Request::Append { .. } | Request::Batch(_) | Request::Barrier if state.role != Role::Primary => {
                 send(stream, request, &refusal)
             }
             Request::Append { payload } => {
@@ -152,6 +186,11 @@ impl Shared {
             Request::Batch(batch) => {
                 state.log.extend(batch.iter().map(<[u8]>::to_vec));
                 self.acknowledge(stream, request, &state)
+            }
+            Request::Barrier if state.barriers_held => Ok(()),
+            Request::Barrier => {
+                state.barriers += 1;
+                send(stream, request, &Response::BarrierPassed { epoch: state.epoch, last })
             }
             other => panic!("nothing for this sidecar: {other:?}"),
         }
