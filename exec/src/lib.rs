@@ -7,6 +7,7 @@ pub mod call;
 pub mod compare;
 pub mod container;
 pub mod directory;
+mod ground;
 pub mod image;
 pub mod lease;
 pub mod life;
