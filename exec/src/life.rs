@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use crate::appends::Appends;
 use crate::container::Place;
+use crate::descriptors;
 use crate::directory::Directory;
 use crate::ground::Ground;
 use crate::image::{Image, Operation};
@@ -66,6 +67,9 @@ pub fn run(options: &Options) -> Result<i32> {
     if let Place::Behind(behind) = Place::find().context("find out who is PID 1")? {
         ensure!(options.without_pid_1, "{behind}; or accept survivors: --without-pid-1");
         warn!("not PID 1: if tailwind-exec is killed, processes of the program may live on, and answer reads");
+    }
+    if let Some(missing) = descriptors::raise(options.bounds.files) {
+        warn!("{missing}");
     }
     let signals = Signals::catch().context("catch signals")?;
     let ground = Ground::claim(&options.directory, options.import)?;
@@ -363,7 +367,7 @@ fn begin_lease(options: &Options, epoch: Epoch, length: Duration) -> Result<Leas
 }
 
 /// A name in the directory, such as the file of a dead process's number.
-fn remove_at_start(directory: &Path, name: &Path) -> Result<()> {
+pub(crate) fn remove_at_start(directory: &Path, name: &Path) -> Result<()> {
     let inside = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     ensure!(inside, "--remove-at-start {}: give a path inside of --dir", name.display());
     match fs::remove_file(directory.join(name)) {

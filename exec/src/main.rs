@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use tailwind_exec::dry_run;
 use tailwind_exec::life::{self, Options};
 use tailwind_exec::supervisor::OnLoss;
 use tailwind_exec::volume::Bounds;
@@ -65,6 +66,10 @@ struct Arguments {
     /// outdated memory. A new primary starts its program 1.2 times as long after its turn. The same value on all hosts
     #[arg(long, env = "TAILWIND_LEASE", value_name = "MS", value_parser = clap::value_parser!(u64).range(LEASE_MS))]
     lease: Option<u64>,
+    /// Try whether the program fits: without a log and a sidecar each sync is confirmed at once, nothing is replicated, and at
+    /// the end a report says what was refused or failed, and what following it has cost. Use a copy of its data
+    #[arg(long)]
+    dry_run: bool,
     /// The program and its arguments
     #[arg(required = true, last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -86,7 +91,8 @@ fn main() -> ExitCode {
         lease: arguments.lease.map(Duration::from_millis),
         program: arguments.program,
     };
-    match life::run(&options) {
+    let result = if arguments.dry_run { dry_run::run(&options) } else { life::run(&options) };
+    match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             tracing::error!("{error:#}");

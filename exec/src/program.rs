@@ -1,5 +1,6 @@
 //! The program as a process: its start, its signals, its children, its end.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, set_child_subreaper, wait};
 use tracing::info;
 
-use crate::trap::{self, Answer, Listener, Stopped};
+use crate::descriptors;
+use crate::trap::{self, Answer, Listener, Refusals, Refused, Settings, Stopped};
 use crate::volume::descendants;
 
 /// Signals that are passed on to the program.
@@ -101,9 +103,14 @@ pub struct Program {
 impl Program {
     /// Starts it.
     pub fn start(command: Command, signals: Signals) -> io::Result<Program> {
+        Program::start_with(command, signals, Refusals::Unseen)
+    }
+
+    /// Starts it, and counts what it is refused if that is wanted.
+    pub fn start_with(command: Command, signals: Signals, refusals: Refusals) -> io::Result<Program> {
         // Orphans come to this process, so that none is left when the program has to end.
         set_child_subreaper(Some(rustix::process::getpid()))?;
-        let (child, listener) = trap::spawn(command)?;
+        let (child, listener) = trap::spawn_with(command, Settings { refusals, descriptors: descriptors::before() })?;
         let pid = Pid::from_child(&child);
         Ok(Program { child, pid, listener, signals })
     }
@@ -111,6 +118,11 @@ impl Program {
     /// The next stopped call, if one waits.
     pub fn receive(&self) -> io::Result<Option<Stopped>> {
         self.listener.receive()
+    }
+
+    /// What it was refused, and how often: if that is counted.
+    pub fn refused(&self) -> BTreeMap<Refused, u64> {
+        self.listener.refused()
     }
 
     /// Lets a stopped thread go on.

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +19,7 @@ use crate::call::Call;
 use crate::planted::{self, Bug};
 use crate::program::{Exit, Program};
 use crate::record::Number;
+use crate::tally::{Compared, Tally};
 use crate::trap::{Answer, Stopped};
 use crate::volume::{Refusal, Target, Volume};
 
@@ -82,7 +84,7 @@ pub enum OnLoss {
 #[derive(Clone, Debug, Default)]
 pub struct Outside {
     /// Folders whose files the kernel may sync.
-    pub allowed: Vec<std::path::PathBuf>,
+    pub allowed: Vec<PathBuf>,
 }
 
 /// The program under supervision.
@@ -96,7 +98,8 @@ pub struct Supervisor<'a, L> {
     /// Syncs that wait for an append.
     waiting: VecDeque<(Lsn, u64)>,
     /// Why syncs of files elsewhere fail, said once for each.
-    told: BTreeSet<String>,
+    told: BTreeSet<PathBuf>,
+    tally: Tally,
 }
 
 impl<'a, L: Log> Supervisor<'a, L> {
@@ -110,7 +113,13 @@ impl<'a, L: Log> Supervisor<'a, L> {
             open: BTreeSet::new(),
             waiting: VecDeque::new(),
             told: BTreeSet::new(),
+            tally: Tally::default(),
         }
+    }
+
+    /// What following the program has cost, from its start on.
+    pub fn into_tally(mut self) -> (Tally, Compared) {
+        (self.tally, self.volume.take_compared())
     }
 
     /// Until the program ends. Its end, if it was an orderly one, is a sync of the whole volume. After a loss nothing is
@@ -184,7 +193,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             }
         }
         for (wants, ids) in wanted {
-            let mut records = Vec::new();
+            let (mut records, began) = (Vec::new(), Instant::now());
             let result = match &wants {
                 Wanted::Files(numbers) => {
                     numbers.iter().try_for_each(|number| self.volume.capture_file(*number, &mut records))
@@ -195,11 +204,13 @@ impl<'a, L: Log> Supervisor<'a, L> {
                     self.answer_all(&ids, Answer::Go)?;
                     continue;
                 }
-                Wanted::Refused => {
+                Wanted::Refused(path) => {
+                    self.tally.failed(&format!("{} is not in the volume", path.display()), ids.len() as u64);
                     self.answer_all(&ids, Answer::Fail(Errno::IO))?;
                     continue;
                 }
             };
+            self.tally.captures.add(began.elapsed());
             // What was captured before a refusal is in the image, so it goes to the log.
             self.log.send(&records)?;
             match result {
@@ -219,11 +230,11 @@ impl<'a, L: Log> Supervisor<'a, L> {
         if self.outside.allowed.iter().any(|allowed| path.starts_with(allowed)) {
             return Wanted::Kernel;
         }
-        let path = path.display().to_string();
         if self.told.len() < CALLS_MAX && self.told.insert(path.clone()) {
+            let path = path.display();
             warn!(%path, "a sync of a file that is not in the volume fails: allow it with --outside, or move it");
         }
-        Wanted::Refused
+        Wanted::Refused(path)
     }
 
     fn refuse(&mut self, ids: &[u64], refusal: &Refusal) -> Result<(), Loss> {
@@ -232,6 +243,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             Refusal::Full(why) => (Errno::NOSPC, why),
         };
         warn!(%why, error = %errno, "a sync fails");
+        self.tally.failed(why, ids.len() as u64);
         self.answer_all(ids, Answer::Fail(errno))
     }
 
@@ -252,6 +264,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
         {
             self.waiting.pop_front();
             self.reply(id, Answer::Done)?;
+            self.tally.syncs += 1;
             any = true;
         }
         Ok(any)
@@ -334,5 +347,5 @@ enum Wanted {
     Names,
     All,
     Kernel,
-    Refused,
+    Refused(PathBuf),
 }

@@ -15,12 +15,24 @@ use crate::call::{Call, Thread};
 
 mod filter;
 mod listener;
+mod refused;
 mod rules;
 mod start;
 
 pub use listener::Listener;
+pub use refused::Refused;
 pub use rules::{LAST_NUMBER, Name, Outcome, RULES, Rule};
-pub use start::spawn;
+pub use start::{Settings, spawn, spawn_with};
+
+/// Who refuses what the table refuses.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Refusals {
+    /// The filter, and nobody learns of it.
+    #[default]
+    Unseen,
+    /// The listener, with the same error, and it counts them: such calls are stopped, too. For dry runs.
+    Counted,
+}
 
 /// A stopped call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

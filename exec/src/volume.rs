@@ -20,6 +20,7 @@ use crate::image::Image;
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{CHANGE_MAX, Change, DATA_HEADER, Kind, Mode, Name, Number, Record};
+use crate::tally;
 
 mod files;
 mod proc;
@@ -113,6 +114,8 @@ pub struct Volume {
     /// What the log has.
     image: Image,
     next: Number,
+    /// What has been compared.
+    compared: tally::Compared,
     /// Why nothing can be followed any more.
     fault: Option<String>,
 }
@@ -147,6 +150,7 @@ impl Volume {
             next: image.next(),
             directories: HashMap::new(),
             image: Image::default(),
+            compared: tally::Compared::default(),
             fault: None,
         };
         for (number, node) in image.nodes() {
@@ -183,6 +187,11 @@ impl Volume {
         self.settle()?;
         self.files.values_mut().for_each(|file| file.moved = true);
         Ok(())
+    }
+
+    /// What has been compared since this was asked last.
+    pub fn take_compared(&mut self) -> tally::Compared {
+        std::mem::take(&mut self.compared)
     }
 
     /// Why nothing can be followed any more.
@@ -679,6 +688,7 @@ impl Volume {
                     ranges.size()
                 )));
             }
+            self.compared.add(ranges.size());
             let others = self.image.size().saturating_sub(file.blocks.length());
             if others.saturating_add(length) > self.bounds.bytes {
                 file.doubts = doubts;

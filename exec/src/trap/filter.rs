@@ -12,6 +12,7 @@ use libc::{
 };
 use rustix::io::Errno;
 
+use super::Refusals;
 use super::rules::{Half, LAST_NUMBER, Outcome, RULES, Rule, Test};
 
 /// How the kernel names this machine, with all its ways to make a call.
@@ -23,15 +24,21 @@ pub(super) const ARCHITECTURE: u32 = 0xc000_00b7;
 // The halves of arguments lie in this order, and are those of 64 bits.
 const _: () = assert!(cfg!(all(target_endian = "little", target_pointer_width = "64")));
 
-/// The filter: at most as many instructions as the kernel takes (4,096).
+/// The filter that refuses by itself.
+#[cfg(test)]
 pub(super) fn assemble() -> Vec<sock_filter> {
+    assemble_with(Refusals::Unseen)
+}
+
+/// The filter: at most as many instructions as the kernel takes (4,096).
+pub(super) fn assemble_with(refusals: Refusals) -> Vec<sock_filter> {
     let mut program = vec![load(offset_of!(seccomp_data, arch))];
-    program.extend(unless(compare(BPF_JEQ, ARCHITECTURE), &[refuse(Errno::NOSYS)]));
+    program.extend(unless(compare(BPF_JEQ, ARCHITECTURE), &[refuse(refusals, Errno::NOSYS)]));
     program.push(load(offset_of!(seccomp_data, nr)));
-    program.extend(when(compare(BPF_JGT, LAST_NUMBER), &[refuse(Errno::NOSYS)]));
+    program.extend(when(compare(BPF_JGT, LAST_NUMBER), &[refuse(refusals, Errno::NOSYS)]));
     for number in numbers() {
         let rules = RULES.iter().filter(|rule| rule.calls.iter().any(|name| name.number == number));
-        let mut body: Vec<sock_filter> = rules.flat_map(instructions).collect();
+        let mut body: Vec<sock_filter> = rules.flat_map(|rule| instructions(refusals, rule)).collect();
         body.push(answer(SECCOMP_RET_ALLOW));
         program.extend(when(compare(BPF_JEQ, number), &body));
     }
@@ -49,10 +56,10 @@ fn numbers() -> Vec<u32> {
 }
 
 /// Ends with the rule's outcome if one of its cases holds, else runs on behind.
-fn instructions(rule: &Rule) -> Vec<sock_filter> {
+fn instructions(refusals: Refusals, rule: &Rule) -> Vec<sock_filter> {
     let outcome = match rule.outcome {
         Outcome::Stop(_) => answer(SECCOMP_RET_USER_NOTIF),
-        Outcome::Refuse(errno) => refuse(errno),
+        Outcome::Refuse(errno) => refuse(refusals, errno),
         Outcome::Pass => answer(SECCOMP_RET_ALLOW),
     };
     let case = |tests: &&[Test]| tests.iter().rev().fold(vec![outcome], |then, test| guard(test, &then));
@@ -105,8 +112,11 @@ fn answer(action: u32) -> sock_filter {
     instruction(BPF_RET | BPF_K, action)
 }
 
-fn refuse(errno: Errno) -> sock_filter {
-    answer(SECCOMP_RET_ERRNO | errno.raw_os_error().unsigned_abs())
+fn refuse(refusals: Refusals, errno: Errno) -> sock_filter {
+    answer(match refusals {
+        Refusals::Unseen => SECCOMP_RET_ERRNO | errno.raw_os_error().unsigned_abs(),
+        Refusals::Counted => SECCOMP_RET_USER_NOTIF,
+    })
 }
 
 fn instruction(code: u32, k: u32) -> sock_filter {

@@ -3,6 +3,7 @@
 //! Used by the supervisor's one loop, which waits for the descriptor and then receives all that is there.
 #![allow(unsafe_code, reason = "the ioctls of a seccomp listener, which no crate wraps")]
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -14,7 +15,8 @@ use libc::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::{Answer, Stopped, cannot, rules};
+use super::refused::{Counts, Refused};
+use super::{Answer, Refusals, Stopped, cannot, rules};
 use crate::call::Thread;
 
 const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
@@ -25,18 +27,23 @@ const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 /// Its descriptor polls readable while a call waits to be received, and hung up when no process is left; in older kernels
 /// only when the last one has been waited for, too.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct Listener {
+    descriptor: OwnedFd,
+    /// What it has refused itself, if that is its task.
+    refused: Option<Counts>,
+}
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }
 
 impl Listener {
     /// The other end of a filter, as seccomp(2) gave it.
-    pub(super) fn new(listener: OwnedFd) -> Listener {
-        let listener = Listener(listener);
+    pub(super) fn new(descriptor: OwnedFd, refusals: Refusals) -> Listener {
+        let refused = (refusals == Refusals::Counted).then(Counts::default);
+        let listener = Listener { descriptor, refused };
         // The one who waits is woken on the processor of the one who wakes (since Linux 6.6). Older kernels do not know the
         // request, and their wake-ups take longer.
         let _ = listener.ioctl(Request::SetFlags(SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP));
@@ -48,6 +55,30 @@ impl Listener {
     /// From here on only its death interrupts the thread. Before, a signal with a handler does, and its call is stopped anew
     /// or fails with EINTR, as `SA_RESTART` says: so receive soon.
     pub fn receive(&self) -> io::Result<Option<Stopped>> {
+        while let Some(seccomp_notif { id, pid, data, .. }) = self.notification()? {
+            if let Some(counts) = &self.refused
+                && let Some(refused) = Refused::find(&data)
+            {
+                self.answer(id, Answer::Fail(refused.errno()))?;
+                counts.add(refused);
+                continue;
+            }
+            let call = rules::decode(data.nr.cast_unsigned(), &data.args).ok_or_else(|| {
+                let what =
+                    format!("call {} of thread {pid} was stopped, and no rule says so: {:?}", data.nr, data.args);
+                io::Error::new(io::ErrorKind::InvalidData, what)
+            })?;
+            return Ok(Some(Stopped { id, thread: Thread(pid), call }));
+        }
+        Ok(None)
+    }
+
+    /// What the program was refused, and how often: if that is counted.
+    pub fn refused(&self) -> BTreeMap<Refused, u64> {
+        self.refused.as_ref().map(Counts::get).unwrap_or_default()
+    }
+
+    fn notification(&self) -> io::Result<Option<seccomp_notif>> {
         if !self.readable()? {
             return Ok(None);
         }
@@ -59,17 +90,11 @@ impl Listener {
             data: seccomp_data { nr: 0, arch: 0, instruction_pointer: 0, args: [0; 6] },
         };
         match self.ioctl(Request::Receive(&mut notification)) {
-            Ok(()) => {}
+            Ok(()) => Ok(Some(notification)),
             // The call has gone, or the last process has.
-            Err(Errno::NOENT | Errno::NOTCONN | Errno::INTR) => return Ok(None),
-            Err(errno) => return Err(cannot("receive a stopped call", errno)),
+            Err(Errno::NOENT | Errno::NOTCONN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(cannot("receive a stopped call", errno)),
         }
-        let seccomp_notif { id, pid, data, .. } = notification;
-        let call = rules::decode(data.nr.cast_unsigned(), &data.args).ok_or_else(|| {
-            let what = format!("call {} of thread {pid} was stopped, and no rule says so: {:?}", data.nr, data.args);
-            io::Error::new(io::ErrorKind::InvalidData, what)
-        })?;
-        Ok(Some(Stopped { id, thread: Thread(pid), call }))
     }
 
     /// Lets a stopped thread go on. `false` if it is not there any more.
@@ -91,14 +116,14 @@ impl Listener {
 
     /// Whether a call waits. To receive without one would block.
     fn readable(&self) -> io::Result<bool> {
-        let mut descriptors = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut descriptors = [PollFd::new(&self.descriptor, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         retry_on_intr(|| poll(&mut descriptors, Some(&at_once)))?;
         Ok(descriptors[0].revents().contains(PollFlags::IN))
     }
 
     fn ioctl(&self, request: Request<'_>) -> Result<(), Errno> {
-        let listener = self.0.as_raw_fd();
+        let listener = self.descriptor.as_raw_fd();
         let result = match request {
             // SAFETY: the descriptor is open as long as `self`; the request takes a number and no pointer.
             Request::SetFlags(flags) => unsafe { libc::ioctl(listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, flags) },

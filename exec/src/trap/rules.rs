@@ -111,9 +111,14 @@ impl Rule {
     }
 }
 
+/// The rule for a call, if there is one.
+pub(super) fn find(number: u32, arguments: &Arguments) -> Option<&'static Rule> {
+    RULES.iter().find(|rule| rule.fits(number, arguments))
+}
+
 /// What a stopped call is; `None` for a call that the filter does not stop.
 pub(super) fn decode(number: u32, arguments: &Arguments) -> Option<Call> {
-    match RULES.iter().find(|rule| rule.fits(number, arguments))?.outcome {
+    match find(number, arguments)?.outcome {
         Outcome::Stop(call) => Some(call(arguments)),
         Outcome::Refuse(_) | Outcome::Pass => None,
     }

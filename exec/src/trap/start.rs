@@ -22,11 +22,11 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit};
 use rustix::thread::set_no_new_privs;
 
 use super::listener::{check_sizes, last_error};
-use super::{Listener, cannot, filter};
+use super::{Listener, Refusals, cannot, filter};
 
 /// What the child does before it becomes the program, in this order.
 #[derive(Clone, Copy)]
@@ -34,19 +34,27 @@ use super::{Listener, cannot, filter};
 enum Step {
     DieWithParent,
     CloseDescriptors,
+    LimitDescriptors,
     NoNewPrivileges,
     InstallFilter,
     SendListener,
 }
 
 impl Step {
-    const ALL: [Step; 5] =
-        [Step::DieWithParent, Step::CloseDescriptors, Step::NoNewPrivileges, Step::InstallFilter, Step::SendListener];
+    const ALL: [Step; 6] = [
+        Step::DieWithParent,
+        Step::CloseDescriptors,
+        Step::LimitDescriptors,
+        Step::NoNewPrivileges,
+        Step::InstallFilter,
+        Step::SendListener,
+    ];
 
     fn explain(self, error: io::Error) -> io::Error {
         let what = match (self, error.raw_os_error()) {
             (Step::DieWithParent, _) => "let the program die with its parent",
             (Step::CloseDescriptors, _) => "keep descriptors from the program",
+            (Step::LimitDescriptors, _) => "give the program its own limit of descriptors",
             (Step::NoNewPrivileges, _) => "set no_new_privs",
             (Step::InstallFilter, Some(libc::EINVAL)) => {
                 "install the seccomp filter (it needs Linux 5.19 or newer, and not gVisor)"
@@ -61,17 +69,31 @@ impl Step {
     }
 }
 
+/// How a program is started.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Settings {
+    /// Who refuses what the table refuses.
+    pub refusals: Refusals,
+    /// The program's limit of descriptors, if it is not that of this process.
+    pub descriptors: Option<Rlimit>,
+}
+
+/// [`spawn_with`] the default settings.
+pub fn spawn(command: Command) -> io::Result<(Child, Listener)> {
+    spawn_with(command, Settings::default())
+}
+
 /// Starts a program under the filter, with `no_new_privs`. It gets SIGKILL when the thread that called this ends, and inherits
 /// no descriptors but 0, 1, 2 and one of the listener, so that its calls wait when the supervisor is gone.
 ///
 /// What the program executes, and all that descends from it, is under the filter as well, for ever.
-pub fn spawn(mut command: Command) -> io::Result<(Child, Listener)> {
+pub fn spawn_with(mut command: Command, settings: Settings) -> io::Result<(Child, Listener)> {
     check_sizes()?;
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
-    let (filter, parent) = (filter::assemble(), getpid());
+    let (filter, parent) = (filter::assemble_with(settings.refusals), getpid());
     let prepare = move || {
-        become_trapped(&filter, parent, theirs.as_fd()).map_err(|(step, errno)| {
+        become_trapped(&filter, settings.descriptors, parent, theirs.as_fd()).map_err(|(step, errno)| {
             // If it cannot be told which step it was, the error stays.
             let _ = sendmsg(&theirs, &[IoSlice::new(&[step as u8])], &mut Default::default(), SendFlags::NOSIGNAL);
             errno.into()
@@ -85,7 +107,7 @@ pub fn spawn(mut command: Command) -> io::Result<(Child, Listener)> {
     drop(command);
     let received = receive(ours.as_fd());
     match (spawned, received) {
-        (Ok(child), Ok(Message::Listener(listener))) => Ok((child, Listener::new(listener))),
+        (Ok(child), Ok(Message::Listener(listener))) => Ok((child, Listener::new(listener, settings.refusals))),
         (Ok(mut child), received) => {
             child.kill()?;
             child.wait()?;
@@ -98,7 +120,12 @@ pub fn spawn(mut command: Command) -> io::Result<(Child, Listener)> {
 }
 
 /// The child's part.
-fn become_trapped(filter: &[sock_filter], parent: Pid, socket: BorrowedFd<'_>) -> Result<(), (Step, Errno)> {
+fn become_trapped(
+    filter: &[sock_filter],
+    descriptors: Option<Rlimit>,
+    parent: Pid,
+    socket: BorrowedFd<'_>,
+) -> Result<(), (Step, Errno)> {
     let at = |step| move |errno| (step, errno);
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(Step::DieWithParent))?;
     if getppid() != Some(parent) {
@@ -106,6 +133,9 @@ fn become_trapped(filter: &[sock_filter], parent: Pid, socket: BorrowedFd<'_>) -
         return Err((Step::DieWithParent, Errno::SRCH));
     }
     keep_descriptors().map_err(at(Step::CloseDescriptors))?;
+    if let Some(limit) = descriptors {
+        setrlimit(Resource::Nofile, limit).map_err(at(Step::LimitDescriptors))?;
+    }
     set_no_new_privs(true).map_err(at(Step::NoNewPrivileges))?;
     let listener = install(filter).map_err(at(Step::InstallFilter))?;
     // From here on no call may be made that the filter stops: nobody would answer.

@@ -5,6 +5,7 @@
     reason = "a test may fail by panicking, and says then what was said"
 )]
 
+mod dry_run;
 mod lease;
 mod loss;
 mod pid_1;
@@ -45,7 +46,7 @@ impl Place {
     /// `tailwind-exec` with these options, also where tests run in a container.
     fn exec(&self, options: &[&str]) -> Command {
         let mut command = self.command(EXEC);
-        command.arg("--dir").arg(self.volume()).arg("--without-pid-1").args(options);
+        command.arg("--dir").arg(self.volume()).args(["--without-pid-1", "--files-max", "1000"]).args(options);
         command
     }
 
