@@ -594,7 +594,12 @@ impl Volume {
     /// Reads the positions of a file's writers.
     fn advance(&mut self, number: Number) -> Result<(), Refusal> {
         self.settle()?;
-        let duplicates = self.effects.all().any(|effect| effect.duplicates);
+        let any_duplicates = |effects: &Effects| effects.all().any(|effect| effect.duplicates);
+        if any_duplicates(&self.effects) {
+            // Each sync would walk through /proc for the child of a shell that has long gone.
+            self.settle_ended();
+        }
+        let duplicates = any_duplicates(&self.effects);
         for look in 0..LOOKS {
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
             if look == 0 && (duplicates || file.ragged) {
@@ -639,7 +644,9 @@ impl Volume {
         if let Some(fault) = &self.fault {
             return Err(Refusal::Lost(fault.clone()));
         }
-        self.settle_ended();
+        if self.effects.len() > EFFECTS {
+            self.settle_ended();
+        }
         self.advance(number)?;
         let result = self.compare(number, records);
         if let (Err(Refusal::Lost(why)), Some(file)) = (&result, self.files.get_mut(&number)) {
@@ -651,9 +658,7 @@ impl Volume {
 
     /// Threads that have ended make no more calls.
     fn settle_ended(&mut self) {
-        if self.effects.len() > EFFECTS {
-            self.effects.ended().into_iter().for_each(|thread| self.stopped(thread));
-        }
+        self.effects.ended().into_iter().for_each(|thread| self.stopped(thread));
     }
 
     fn compare(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
