@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tailwind_e2e::processes::kv::{RespClient, RespValue, Servers};
+use tailwind_e2e::processes::kv::Servers;
+use tailwind_e2e::processes::resp::{RespClient, RespValue};
 
 use crate::load::Connection;
 use crate::ours::Ours;

@@ -14,4 +14,5 @@ pub mod http;
 pub mod kv;
 pub mod observer;
 pub mod process;
+pub mod resp;
 pub mod steps;

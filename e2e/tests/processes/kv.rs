@@ -5,7 +5,8 @@
 use rustix::process::Signal;
 use tailwind_e2e::context::{TestContext, rounds};
 use tailwind_e2e::processes::group::{Group, Process};
-use tailwind_e2e::processes::kv::{RespClient, RespValue, Servers};
+use tailwind_e2e::processes::kv::Servers;
+use tailwind_e2e::processes::resp::{RespClient, RespValue};
 use tailwind_e2e::processes::steps::wait_for_standby;
 use tailwind_e2e::workload::Random;
 
