@@ -344,6 +344,11 @@ impl Group {
         self.folder.path()
     }
 
+    /// The folder in memory.
+    pub fn memory(&self) -> &Path {
+        self.memory.path()
+    }
+
     /// The config store's file.
     pub fn config(&self) -> PathBuf {
         self.folder.path().join("config.json")

@@ -41,6 +41,11 @@ impl Program {
         Program { package: "tailwind-example-kv", name, variable, options: &[], built: OnceLock::new() }
     }
 
+    const fn exec() -> Program {
+        let (name, variable) = ("tailwind-exec", "TAILWIND_EXEC_PROGRAM");
+        Program { package: "tailwind-exec", name, variable, options: &[], built: OnceLock::new() }
+    }
+
     const fn tally(name: &'static str, variable: &'static str) -> Program {
         Program { package: "tailwind-example-tally", name, variable, options: &[], built: OnceLock::new() }
     }
@@ -89,6 +94,20 @@ pub(crate) fn verbs_program() -> Result<PathBuf> {
 pub(crate) fn kv_program() -> Result<PathBuf> {
     static KV: Program = Program::kv();
     KV.find()
+}
+
+/// What runs unmodified programs.
+pub(crate) fn exec_program() -> Result<PathBuf> {
+    static EXEC: Program = Program::exec();
+    EXEC.find()
+}
+
+/// A program of the distribution, which `./check` installs with its package.
+pub fn installed(name: &str, package: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    found
+        .with_context(|| format!("there is no {name} here; as root: apt-get install --no-install-recommends {package}"))
 }
 
 /// The tally of the examples, with the blocking client and with the asynchronous one.

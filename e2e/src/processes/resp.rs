@@ -1,6 +1,6 @@
-//! A client that speaks RESP.
+//! A client that speaks RESP: of the example app, and of Redis.
 //!
-//! Used by [`kv`](super::kv), and by tests and benchmarks of it.
+//! Used by [`kv`](super::kv) and [`redis`](super::redis), and by their tests and benchmarks.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

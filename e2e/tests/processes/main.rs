@@ -22,6 +22,7 @@ mod messages;
 mod pods;
 mod pulls;
 mod readme;
+mod redis;
 mod ring;
 mod silent_connections;
 mod status;

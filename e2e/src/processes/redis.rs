@@ -1,0 +1,392 @@
+//! Redis as Debian has it, under `tailwind-exec` beside each sidecar of a group, and clients that know what was answered.
+//!
+//! Used by `tests/processes/redis.rs`.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::exec::Containers;
+use super::group::Group;
+use super::observer::TIMEOUT;
+use super::process::{free_port, installed};
+use super::resp::{RespClient, RespValue};
+use crate::logs::last_lines;
+use crate::workload::Random;
+
+/// After so long without a reply a client looks whether another Redis serves. One that was cut off answers never.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a client pauses that finds no Redis which serves.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Keys of each kind that a client has.
+const KEYS: usize = 4;
+/// The longest value: more than a record of the log takes, if segments are of 64 KiB.
+const VALUE_MAX: u64 = 40_000;
+
+/// A Redis beside each sidecar; only that of the primary runs.
+#[derive(Debug)]
+pub struct Servers {
+    /// What they run in.
+    pub containers: Containers,
+    ports: Vec<u16>,
+    logs: Vec<PathBuf>,
+}
+
+impl Servers {
+    /// Starts `tailwind-exec` beside each sidecar.
+    pub fn start(group: &Group) -> Result<Servers> {
+        Servers::start_with(group, &[])
+    }
+
+    /// The same, with more options of Redis, or other values.
+    pub fn start_with(group: &Group, options: &[&str]) -> Result<Servers> {
+        let program = installed("redis-server", "redis-server")?;
+        let ports = (0..group.sidecars()).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
+        let log = |index: usize| group.folder().join("logs").join(format!("redis{index}.log"));
+        let command = |index: usize, directory: &Path| {
+            let mut command: Vec<OsString> = vec![program.clone().into()];
+            command.extend(["--bind", "127.0.0.1", "--port", &ports[index].to_string()].map(OsString::from));
+            command.extend(["--dir".into(), directory.into(), "--logfile".into(), log(index).into()]);
+            command.extend(["--appendonly", "yes", "--appendfsync", "always", "--save", ""].map(OsString::from));
+            command.extend(["--no-appendfsync-on-rewrite", "no", "--enable-debug-command", "yes"].map(OsString::from));
+            // The last value counts.
+            command.extend(options.iter().map(OsString::from));
+            command
+        };
+        let containers = Containers::start("redis", group, &[], command)?;
+        let logs = (0..group.sidecars()).map(log).collect();
+        Ok(Servers { containers, ports, logs })
+    }
+
+    /// A connection to one, which need not serve.
+    pub fn connect(&self, index: usize) -> Result<RespClient> {
+        RespClient::connect(self.ports[index], TIMEOUT).with_context(|| format!("connect to redis{index}"))
+    }
+
+    /// Waits until one serves, which it proves by a write; a connection to it.
+    pub fn wait_until_serves(&self, index: usize) -> Result<RespClient> {
+        let serves = || {
+            let mut client = RespClient::connect(self.ports[index], ANSWER_TIMEOUT).ok()?;
+            matches!(client.ask(&["SET", "served", "yes"]), Ok(RespValue::Simple(_))).then_some(())
+        };
+        let waited = self.containers.wait(&format!("redis{index} to serve"), serves);
+        waited.with_context(|| self.last_lines())?;
+        self.connect(index)
+    }
+
+    /// A client that writes in a thread of its own, `depth` requests at a time.
+    pub fn client(&self, name: &str, seed: u64, depth: usize) -> Client {
+        Client::start(Writer::new(name, self.ports.clone(), seed, depth))
+    }
+
+    /// The end of what each Redis has logged.
+    pub fn last_lines(&self) -> String {
+        let lines = |path: &PathBuf| {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            last_lines(&name, fs::read_to_string(path).unwrap_or_default().lines(), 40)
+        };
+        self.logs.iter().map(lines).collect()
+    }
+}
+
+impl Drop for Servers {
+    #[allow(clippy::print_stderr, reason = "a failing test reports to people")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.last_lines());
+        }
+    }
+}
+
+/// A field of what `INFO` says of a section.
+pub fn info(client: &mut RespClient, section: &str, field: &str) -> Result<String> {
+    let RespValue::Bulk(text) = client.ask(&["INFO", section])? else { bail!("INFO is not answered with a text") };
+    let text = String::from_utf8(text)?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    Ok(value.with_context(|| format!("INFO {section} has no {field}"))?.trim().to_owned())
+}
+
+/// A client in a thread of its own. Stopped when dropped.
+#[derive(Debug)]
+pub struct Client {
+    answered: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Writer>>>,
+}
+
+impl Client {
+    fn start(mut writer: Writer) -> Client {
+        let (answered, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, stop) = (Arc::clone(&answered), Arc::clone(&over));
+        let body = move || {
+            writer.run(&count, &stop)?;
+            Ok(writer)
+        };
+        Client { answered, over, thread: Some(std::thread::spawn(body)) }
+    }
+
+    /// Writes that were answered.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Acquire)
+    }
+
+    /// Waits until so many more writes are answered. Fails when the client has seen what must not be, or for too long nothing.
+    pub fn wait_for(&mut self, more: u64) -> Result<()> {
+        let goal = self.answered() + more;
+        while self.answered() < goal {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                self.join()?;
+                bail!("the client has ended before write {goal}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Stops it, and looks once more at everything that it knows.
+    pub fn finish(mut self) -> Result<()> {
+        self.over.store(true, Ordering::Release);
+        let mut writer = self.join()?;
+        writer.find().map(drop)
+    }
+
+    fn join(&mut self) -> Result<Writer> {
+        let thread = self.thread.take().context("the client has ended")?;
+        thread.join().map_err(|_| anyhow::anyhow!("the client panicked"))?
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // Who wants to know has called `finish`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a client knows of one counter: its value is `answered` at least, and `sent` at most.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counter {
+    answered: i64,
+    sent: i64,
+}
+
+/// What it knows of one value: it is the last that was answered, or one of those whose outcome is open.
+#[derive(Clone, Debug, Default)]
+struct Setting {
+    answered: Option<String>,
+    open: Vec<(u64, String)>,
+}
+
+/// A write on its way.
+enum Write {
+    Increment(usize),
+    Set(usize, String),
+}
+
+/// A client that writes to keys of its own, at whichever Redis serves.
+///
+/// A request that was given up may still be carried out while the process lives to which it was sent, and never afterwards.
+#[derive(Debug)]
+struct Writer {
+    name: String,
+    ports: Vec<u16>,
+    random: Random,
+    depth: usize,
+    counters: Vec<Counter>,
+    settings: Vec<Setting>,
+    /// Which Redis served last.
+    at: usize,
+    /// The process to which all that is open was sent.
+    process: String,
+    connections: u64,
+    values: u64,
+}
+
+/// A connection that serves no more, or not yet: no fault.
+struct Outage;
+
+impl Writer {
+    fn new(name: &str, ports: Vec<u16>, seed: u64, depth: usize) -> Writer {
+        Writer {
+            name: name.to_owned(),
+            ports,
+            random: Random(seed),
+            depth,
+            counters: vec![Counter::default(); KEYS],
+            settings: vec![Setting::default(); KEYS],
+            at: 0,
+            process: String::new(),
+            connections: 0,
+            values: 0,
+        }
+    }
+
+    fn run(&mut self, answered: &AtomicU64, over: &AtomicBool) -> Result<()> {
+        while !over.load(Ordering::Acquire) {
+            let mut connection = self.find()?;
+            while !over.load(Ordering::Acquire) {
+                match self.write(&mut connection, answered)? {
+                    Ok(()) => {}
+                    Err(Outage) => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for a Redis that serves, and whether it has all that was answered.
+    fn find(&mut self) -> Result<RespClient> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            for _ in 0..self.ports.len() {
+                if let Some(connection) = self.read_all()? {
+                    return Ok(connection);
+                }
+                self.at = (self.at + 1) % self.ports.len();
+            }
+            ensure!(Instant::now() < deadline, "{}: no Redis has answered for {TIMEOUT:?}", self.name);
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Reads all keys together with a write: what one that was cut off has read, it can never answer.
+    fn read_all(&mut self) -> Result<Option<RespClient>> {
+        let Ok(mut connection) = RespClient::connect(self.ports[self.at], ANSWER_TIMEOUT) else { return Ok(None) };
+        self.connections += 1;
+        let Ok(process) = info(&mut connection, "server", "run_id") else { return Ok(None) };
+        let keys: Vec<String> = (0..KEYS).flat_map(|key| [self.counter(key), self.setting(key)]).collect();
+        let read: Vec<&str> = std::iter::once("MGET").chain(keys.iter().map(String::as_str)).collect();
+        let fence = format!("{}:fence", self.name);
+        let commands: [&[&str]; 4] = [&["MULTI"], &["INCR", &fence], &read, &["EXEC"]];
+        for command in commands {
+            if connection.send(command).is_err() {
+                return Ok(None);
+            }
+        }
+        let mut values = Vec::new();
+        for _ in commands {
+            match connection.reply() {
+                Err(_) => return Ok(None),
+                Ok(reply) if reply.is_error("LOADING") => return Ok(None),
+                Ok(RespValue::Simple(_)) => {}
+                Ok(RespValue::Array(replies)) => match &replies[..] {
+                    [RespValue::Integer(_), RespValue::Array(read)] => values.clone_from(read),
+                    other => bail!("{}: the transaction is answered with {other:?}", self.name),
+                },
+                Ok(other) => bail!("{}: the transaction is answered with {other:?}", self.name),
+            }
+        }
+        self.compare(values, process)?;
+        Ok(Some(connection))
+    }
+
+    fn compare(&mut self, values: Vec<RespValue>, process: String) -> Result<()> {
+        ensure!(values.len() == 2 * KEYS, "{}: {} values", self.name, values.len());
+        let others = std::mem::replace(&mut self.process, process) != self.process;
+        let texts = values.into_iter().map(|value| match value {
+            RespValue::Nil => Ok(None),
+            RespValue::Bulk(bytes) => Ok(Some(String::from_utf8(bytes)?)),
+            other => bail!("a value is {other:?}"),
+        });
+        let mut texts = texts.collect::<Result<Vec<_>>>()?.into_iter();
+        for key in 0..KEYS {
+            let number = texts.next().flatten().map_or(Ok(0), |text| text.parse::<i64>())?;
+            let counter = self.counters[key];
+            let possible = counter.answered <= number && number <= counter.sent;
+            ensure!(possible, "{} is {number}, known is {counter:?}", self.counter(key));
+            let text = texts.next().flatten();
+            let setting = &self.settings[key];
+            let possible = text == setting.answered || setting.open.iter().any(|(_, open)| Some(open) == text.as_ref());
+            ensure!(possible, "{} is {:?}, known is {}", self.setting(key), short(&text), describe(setting));
+            if others {
+                // What was open has been done, or never will be.
+                self.counters[key] = Counter { answered: number, sent: number };
+                self.settings[key] = Setting { answered: text, open: Vec::new() };
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends some writes, then waits for their replies.
+    fn write(&mut self, connection: &mut RespClient, answered: &AtomicU64) -> Result<Result<(), Outage>> {
+        let mut writes = Vec::new();
+        for _ in 0..self.depth {
+            let key = self.random.below(KEYS as u64) as usize;
+            let (write, sent) = if self.random.below(2) == 0 {
+                self.counters[key].sent += 1;
+                (Write::Increment(key), connection.send(&["INCR", &self.counter(key)]))
+            } else {
+                let value = self.value();
+                self.settings[key].open.push((self.connections, value.clone()));
+                let sent = connection.send(&["SET", &self.setting(key), &value]);
+                (Write::Set(key, value), sent)
+            };
+            if sent.is_err() {
+                return Ok(Err(Outage));
+            }
+            writes.push(write);
+        }
+        for write in writes {
+            match (connection.reply(), write) {
+                (Err(_), _) => return Ok(Err(Outage)),
+                (Ok(RespValue::Integer(value)), Write::Increment(key)) => {
+                    let counter = self.counters[key];
+                    let possible = counter.answered < value && value <= counter.sent;
+                    ensure!(possible, "{} is answered {value}, known is {counter:?}", self.counter(key));
+                    self.counters[key].answered = value;
+                }
+                (Ok(RespValue::Simple(ok)), Write::Set(key, value)) if ok == "OK" => {
+                    let Setting { answered, open } = &mut self.settings[key];
+                    // Those before it on this connection were carried out before it.
+                    let at = open.iter().position(|(_, open)| *open == value).unwrap_or(open.len());
+                    let mut position = 0;
+                    open.retain(|(connection, _)| {
+                        position += 1;
+                        position > at + 1 || *connection != self.connections
+                    });
+                    *answered = Some(value);
+                }
+                (Ok(other), _) => bail!("{}: a write is answered with {other:?}", self.name),
+            }
+            answered.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(Ok(()))
+    }
+
+    /// A value that no other write has: mostly short, now and then long.
+    fn value(&mut self) -> String {
+        self.values += 1;
+        let length = match self.random.below(50) {
+            0 => self.random.below(VALUE_MAX),
+            _ => self.random.below(100),
+        };
+        let letter = char::from(b'a' + (self.values % 26) as u8);
+        format!("{}:{}", self.values, String::from(letter).repeat(length as usize))
+    }
+
+    fn counter(&self, key: usize) -> String {
+        format!("{}:counter{key}", self.name)
+    }
+
+    fn setting(&self, key: usize) -> String {
+        format!("{}:setting{key}", self.name)
+    }
+}
+
+fn short(value: &Option<String>) -> Option<&str> {
+    value.as_deref().map(|text| &text[..text.len().min(20)])
+}
+
+fn describe(setting: &Setting) -> String {
+    let open: Vec<String> = setting.open.iter().map(|(_, open)| open[..open.len().min(20)].to_owned()).collect();
+    format!("{:?} answered, {open:?} open", short(&setting.answered))
+}
