@@ -53,10 +53,27 @@ install_missing() {
     is_debian_root >/dev/null || stop "missing packages; as root: apt-get install ${missing[*]}"
     say "installing ${missing[*]}"
     apt_update
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
+    DEBIAN_FRONTEND=noninteractive without_services \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
         || stop "apt-get install ${missing[*]} failed"
     missing=()
 }
+
+# Where Debian's packages ask whether they may start their services.
+POLICY=/usr/sbin/policy-rc.d
+
+# without_services COMMAND...: what it installs starts no service; tests and benchmarks start such programs themselves. In a shell
+# of its own, so that the answer goes with it, however it ends.
+without_services() (
+    if [ ! -e "$POLICY" ]; then
+        trap 'rm -f "$POLICY"' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+        printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+        chmod +x "$POLICY"
+    fi
+    "$@"
+)
 
 # with_progress COMMAND...: runs cargo, with one line on the terminal that says how far it is, and what else it says only if it
 # fails. Its standard output stays as it is.
@@ -132,6 +149,13 @@ need_machines() {
     need kmod command -v modprobe
     need iproute2 command -v rdma
     need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
+}
+
+# The unmodified programs that run under tailwind-exec, and the language of what drives SQLite: e2e/tests/processes.
+need_unmodified() {
+    need redis-server command -v redis-server
+    need sqlite3 command -v sqlite3
+    need python3 python3 -c 'import sqlite3'
 }
 
 # What counts instructions: scripts/instructions.sh.
