@@ -2,14 +2,20 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
 
 use tailwind_client::blocking::Client;
 use tailwind_client::{Ack, Limits, Lsn, Role, Ticket};
+
+use tracing::{info, warn};
 
 use crate::supervisor::{Log, Loss};
 
 /// A connection that may append.
 pub struct Appends {
+    socket: PathBuf,
+    trimming: Option<JoinHandle<()>>,
     client: Client,
     limits: Limits,
     /// The last record of each batch that is not acknowledged.
@@ -20,10 +26,10 @@ pub struct Appends {
 
 impl Appends {
     /// After a turn, whose next LSN is `next`.
-    pub fn new(client: Client, next: Lsn) -> Appends {
+    pub fn new(socket: PathBuf, client: Client, next: Lsn) -> Appends {
         let limits = client.welcome().limits;
         let last = Lsn(next.0.saturating_sub(1));
-        Appends { client, limits, in_flight: VecDeque::new(), sent: last, acked: last }
+        Appends { socket, trimming: None, client, limits, in_flight: VecDeque::new(), sent: last, acked: last }
     }
 
     /// How many of `records` fit into one batch: one at least, or the sidecar says why not.
@@ -103,6 +109,20 @@ impl Log for Appends {
 
     fn acked(&self) -> Lsn {
         self.acked
+    }
+
+    fn trim(&mut self, below: Lsn) {
+        if self.trimming.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            // The next state does it.
+            return;
+        }
+        // Over a connection of its own: what waits for the answer must not hold up acks.
+        let socket = self.socket.clone();
+        let trim = move || match Client::connect(socket).and_then(|mut client| client.trim(below)) {
+            Ok(first) => info!(%below, %first, "trimmed the log"),
+            Err(error) => warn!(%error, "cannot trim the log; tries again with its next state"),
+        };
+        self.trimming = std::thread::Builder::new().name("trim".into()).spawn(trim).ok();
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -27,7 +27,18 @@ impl Seed {
 #[derive(Clone, Debug, Default)]
 pub struct Blocks {
     hashes: Vec<u64>,
+    /// Whether the log has a block since its last state.
+    fresh: Vec<bool>,
     length: u64,
+}
+
+/// Blocks that are logged again.
+#[derive(Clone, Default, Debug)]
+pub struct Old {
+    /// Their bytes, a range for each.
+    pub ranges: Vec<(u64, u64)>,
+    /// The next one, if there are more.
+    pub next: Option<usize>,
 }
 
 /// Bytes that the log does not have: where they begin, counted from the first byte that was compared, and how many.
@@ -44,12 +55,38 @@ impl Blocks {
         assert!(length <= self.length, "a file is cut to more than it has");
         self.length = length;
         self.hashes.truncate(length.div_ceil(BLOCK as u64) as usize);
+        self.fresh.truncate(self.hashes.len());
         if !length.is_multiple_of(BLOCK as u64)
             && let Some(last) = self.hashes.last_mut()
         {
             // Any value will do that the bytes do not have, and nobody knows theirs.
             *last = !*last;
         }
+    }
+
+    /// A state begins: the log has no block since.
+    pub fn begin_generation(&mut self) {
+        self.fresh.fill(false);
+    }
+
+    /// Makes the log forget up to `count` blocks, from `block` on, that it has not had since its last state: they will differ,
+    /// and be logged.
+    pub fn forget_old(&mut self, block: usize, count: usize) -> Old {
+        let mut old = Old::default();
+        for index in block..self.hashes.len() {
+            if self.fresh[index] {
+                continue;
+            }
+            if old.ranges.len() == count {
+                old.next = Some(index);
+                break;
+            }
+            // Any value will do that the bytes do not have.
+            self.hashes[index] = !self.hashes[index];
+            let start = index as u64 * BLOCK as u64;
+            old.ranges.push((start, start + BLOCK as u64));
+        }
+        old
     }
 
     /// Compares `bytes`, which stand at `start` in the file, with what the log has, and takes them for what it has from now on.
@@ -78,8 +115,10 @@ impl Blocks {
             };
             if index < self.hashes.len() {
                 self.hashes[index] = hash;
+                self.fresh[index] |= differs == Some(0);
             } else {
                 self.hashes.push(hash);
+                self.fresh.push(true);
             }
             if let Some(from) = differs {
                 match runs.last_mut() {

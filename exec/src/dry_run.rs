@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<i32> {
     info!("dry run: nothing is replicated");
     let began = Instant::now();
     let outside = Outside { allowed: options.outside.clone() };
-    let mut supervisor = Supervisor::new(&mut program, volume, log, outside);
+    let mut supervisor = Supervisor::new(&mut program, volume, log, outside, 0);
     let exit = supervisor.run();
     let (took, (tally, compared)) = (began.elapsed(), supervisor.into_tally());
     let refused = program.refused();
@@ -237,7 +237,7 @@ mod tests {
             bytes: 3 << 20,
             files: 7,
             size: 2 << 20,
-            bounds: Bounds { bytes: 4 << 30, files: 20_000, scan: 1 << 30, record: 0 },
+            bounds: Bounds { bytes: 4 << 30, files: 20_000, scan: 1 << 30, record: 0, trim: 64 << 20 },
             compared: Compared { bytes: 5000, largest: 4096 },
             tally: Tally { syncs: 3, ..Tally::default() },
             refused: BTreeMap::new(),

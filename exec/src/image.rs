@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::record::{Change, Kind, Mode, Name, Number, Record};
+use crate::record::{Change, FACT_MAX, Fact, Kind, Mode, Name, Number, Record};
 
 /// Links of a directory up to the root at most: deeper than any path can name (`PATH_MAX` of `a/`).
 const DEPTH_MAX: usize = 2048;
@@ -37,6 +37,8 @@ pub struct Image {
     begun: bool,
     /// Changes of a group that has not ended.
     unfinished: Vec<Change>,
+    /// Facts of a state that has not ended, if one has begun.
+    state: Option<Vec<Fact>>,
 }
 
 /// What is done to the directory. Each names what it is done to by number; where that is follows from those before it.
@@ -112,9 +114,9 @@ pub enum Operation<'a> {
 /// Why a log cannot be folded: it is damaged, or not one of ours.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FoldError {
-    /// The first record does not begin a turn.
-    #[error("it does not begin as a log of tailwind-exec does")]
-    Foreign,
+    /// A state that is not what was folded before it.
+    #[error("the state says otherwise than the records before it")]
+    Differs,
     /// More changes than a volume can have names.
     #[error("more than {GROUP_CHANGES_MAX} changes of names in one group")]
     Group,
@@ -143,12 +145,13 @@ impl Default for Image {
             first: Number::FIRST,
             begun: false,
             unfinished: Vec::new(),
+            state: None,
         }
     }
 }
 
 impl Image {
-    /// The log has a first turn.
+    /// The fold has found where it may begin: the first turn, or a state. Records before that are no longer all there.
     pub fn begun(&self) -> bool {
         self.begun
     }
@@ -180,11 +183,14 @@ impl Image {
 
     /// Folds one record. An error leaves the image as it was.
     pub fn fold<'a>(&mut self, record: &Record<'a>) -> Result<Vec<Operation<'a>>, FoldError> {
-        if !self.begun && !matches!(record, Record::Begin { .. }) {
-            return Err(FoldError::Foreign);
+        match *record {
+            Record::State { first, last, next, ref facts } => return self.take_state(first, last, next, facts),
+            Record::Begin { next } if self.begun || next == Number::FIRST => return self.begin(next),
+            _ if !self.begun => return Ok(Vec::new()),
+            _ => {}
         }
         match *record {
-            Record::Begin { next } => self.begin(next),
+            Record::Begin { .. } | Record::State { .. } => Ok(Vec::new()),
             Record::Create { number, ref kind, mode } => self.create(number, kind, mode),
             Record::Data { file, offset, bytes } => {
                 self.grow(file, offset + bytes.len() as u64)?;
@@ -220,8 +226,77 @@ impl Image {
         self.begun = true;
         (self.next, self.first) = (next, next);
         self.unfinished.clear();
+        self.state = None;
         let nameless: Vec<Number> = self.nodes().filter(|(n, node)| is_nameless(*n, node)).map(|(n, _)| n).collect();
         Ok(nameless.into_iter().filter_map(|number| self.discard(number)).collect())
+    }
+
+    /// All that is there but bytes, in records of at most so many bytes.
+    pub fn state(&self, record_max: usize) -> Vec<Record<'static>> {
+        let nodes = self.nodes().filter(|(number, _)| *number != Number::ROOT).map(|(number, node)| Fact::Node {
+            number,
+            kind: node.kind.clone(),
+            mode: node.mode,
+            length: node.length,
+        });
+        let names = self.entries.iter().map(|((directory, name), number)| Fact::Name {
+            directory: *directory,
+            name: name.clone(),
+            number: *number,
+        });
+        let facts: Vec<Fact> = nodes.chain(names).collect();
+        let parts = facts.len().div_ceil((record_max / FACT_MAX).max(1)).max(1);
+        let mut chunks = facts.chunks(facts.len().div_ceil(parts).max(1));
+        let part = |part| Record::State {
+            first: part == 0,
+            last: part + 1 == parts,
+            next: self.next,
+            facts: chunks.next().unwrap_or_default().to_vec(),
+        };
+        (0..parts).map(part).collect()
+    }
+
+    fn take_state<'a>(
+        &mut self,
+        first: bool,
+        last: bool,
+        next: Number,
+        facts: &[Fact],
+    ) -> Result<Vec<Operation<'a>>, FoldError> {
+        match (first, self.state.as_mut()) {
+            (true, _) => self.state = Some(facts.to_vec()),
+            (false, Some(state)) if state.len() + facts.len() > GROUP_CHANGES_MAX => return Err(FoldError::Group),
+            (false, Some(state)) => state.extend_from_slice(facts),
+            // Of one that began before what is left of the log.
+            (false, None) => return Ok(Vec::new()),
+        }
+        if !last {
+            return Ok(Vec::new());
+        }
+        let facts = self.state.take().unwrap_or_default();
+        if self.begun {
+            // What came before is known, and the same: here two folds would show that they have parted.
+            return if facts == all_facts(&self.state(usize::MAX)) { Ok(Vec::new()) } else { Err(FoldError::Differs) };
+        }
+        let mut image = Image { begun: true, ..Image::default() };
+        let mut operations = Vec::new();
+        let mut names = Vec::new();
+        for fact in facts {
+            match fact {
+                Fact::Node { number, kind, mode, length } => {
+                    operations.extend(image.create(number, &kind, mode)?);
+                    if length > 0 {
+                        image.file(number)?.length = length;
+                        operations.push(Operation::Resize { file: number, length });
+                    }
+                }
+                Fact::Name { directory, name, number } => names.push(Change::Name { directory, name, number }),
+            }
+        }
+        operations.extend(image.rename(&names)?);
+        image.next = image.next.max(next);
+        *self = image;
+        Ok(operations)
     }
 
     fn create<'a>(&mut self, number: Number, kind: &Kind, mode: Mode) -> Result<Vec<Operation<'a>>, FoldError> {
@@ -409,6 +484,14 @@ impl Image {
 
 fn is_nameless(number: Number, node: &Node) -> bool {
     number != Number::ROOT && node.names.is_empty()
+}
+
+fn all_facts(records: &[Record<'_>]) -> Vec<Fact> {
+    let facts = |record: &Record<'_>| match record {
+        Record::State { facts, .. } => facts.clone(),
+        _ => Vec::new(),
+    };
+    records.iter().flat_map(facts).collect()
 }
 
 fn named(changes: &[Change]) -> impl Iterator<Item = &Number> {

@@ -78,7 +78,7 @@ pub fn run(options: &Options) -> Result<i32> {
         Some(turn) => turn,
         None => return Ok(0),
     };
-    let appends = Appends::new(client, turn.next);
+    let appends = Appends::new(options.socket.clone(), client, turn.next);
     lead(options, &ground, standby, appends, &turn, signals)
 }
 
@@ -89,6 +89,8 @@ struct Standby {
     /// Where the follow goes on.
     next: Lsn,
     history: History,
+    /// Bytes of log since its last state.
+    logged: u64,
 }
 
 /// This sidecar is primary, and its log has no more than what was read.
@@ -110,7 +112,13 @@ enum Followed {
 
 impl Standby {
     fn new(ground: &Ground) -> Result<Standby> {
-        Ok(Standby { image: Image::default(), directory: ground.open()?, next: Lsn(0), history: History::UNKNOWN })
+        Ok(Standby {
+            image: Image::default(),
+            directory: ground.open()?,
+            next: Lsn(0),
+            history: History::UNKNOWN,
+            logged: 0,
+        })
     }
 
     /// Until it is this sidecar's turn: the connection that may append. `None` if a signal came first.
@@ -154,6 +162,7 @@ impl Standby {
                 Some(FollowEvent::Record(lsn, bytes)) => {
                     fold(&mut self.image, &mut self.directory, bytes)
                         .with_context(|| format!("record {lsn} of the log"))?;
+                    self.logged = if Record::is_state(bytes) { 0 } else { self.logged + bytes.len() as u64 };
                     self.next = lsn.next();
                     progress.took(lsn, bytes.len());
                 }
@@ -281,7 +290,11 @@ fn lead(
 ) -> Result<i32> {
     let began = Instant::now();
     let lease = options.lease.map(|length| begin_lease(options, turn.epoch, length)).transpose()?;
-    let Standby { mut image, mut directory, .. } = standby;
+    let Standby { mut image, mut directory, logged, .. } = standby;
+    ensure!(
+        image.begun() || turn.next == Lsn(1),
+        "the log has records, and none that a directory can begin with: it belongs to another program",
+    );
     if ground.foreign && image.begun() {
         bail!(
             "--dir {} has files that are not the log's, and the log is not empty: empty the directory, and leave out --import",
@@ -336,7 +349,7 @@ fn lead(
     let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
     info!(ms = began.elapsed().as_millis() as u64, "this sidecar is primary: the program runs");
     let outside = Outside { allowed: options.outside.clone() };
-    let mut supervisor = Supervisor::new(&mut program, volume, appends, outside);
+    let mut supervisor = Supervisor::new(&mut program, volume, appends, outside, logged);
     let result = supervisor.run();
     if let Err(loss) = &result {
         warn!(%loss, on_loss = ?options.on_loss, "the program may not go on; start this again, and it follows the log");

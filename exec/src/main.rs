@@ -46,6 +46,9 @@ struct Arguments {
     /// Most bytes that one sync may have to compare; beyond it the file's syncs fail
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     scan_max: u64,
+    /// Bytes of log at which it is trimmed, if they are more than twice those of the files
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    trim_after: u64,
     /// Take the files that are in the directory into a log that is still empty
     #[arg(long)]
     import: bool,
@@ -82,7 +85,13 @@ fn main() -> ExitCode {
     let options = Options {
         socket: arguments.socket,
         directory: arguments.dir,
-        bounds: Bounds { bytes: arguments.bytes_max, files: arguments.files_max, scan: arguments.scan_max, record: 0 },
+        bounds: Bounds {
+            bytes: arguments.bytes_max,
+            files: arguments.files_max,
+            scan: arguments.scan_max,
+            record: 0,
+            trim: arguments.trim_after,
+        },
         import: arguments.import,
         outside: arguments.outside,
         remove_at_start: arguments.remove_at_start,

@@ -81,6 +81,8 @@ impl<F: FnMut(&[u8])> Log for NoLog<F> {
         self.sent
     }
 
+    fn trim(&mut self, _: Lsn) {}
+
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.silent.as_fd()
     }

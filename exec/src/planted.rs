@@ -38,6 +38,8 @@ pub enum Bug {
     MapForgotten,
     /// A file that was cut by its path is not compared.
     TruncateForgotten,
+    /// The log is trimmed to a state before all blocks are logged again.
+    TrimmedBeforeCopied,
 }
 
 impl Bug {
@@ -59,6 +61,7 @@ impl Bug {
         Bug::CutByOpenForgotten,
         Bug::MapForgotten,
         Bug::TruncateForgotten,
+        Bug::TrimmedBeforeCopied,
     ];
 
     /// As the environment names it.
@@ -80,6 +83,7 @@ impl Bug {
             Bug::CutByOpenForgotten => "cut-by-open-forgotten",
             Bug::MapForgotten => "map-forgotten",
             Bug::TruncateForgotten => "truncate-forgotten",
+            Bug::TrimmedBeforeCopied => "trimmed-before-copied",
         }
     }
 }

@@ -10,9 +10,13 @@
 //! | 4 | zero | `u64` file, `u64` offset, `u64` bytes |
 //! | 5 | length | `u64` file, `u64` length |
 //! | 6 | names | `u8` 1 if the group ends here, then changes |
+//! | 7 | state | `u8` 1 if the state begins here, 2 if it ends here, 3 if both, `u64` next number, then facts |
 //!
 //! A change of names: `u8` kind (1 name, 2 unname, 3 mode), `u64` directory, or for a mode the number; then for a name `u64`
 //! number, for both `u8` length and the name's bytes; for a mode `u16`.
+//!
+//! A fact of a state: `u8` kind (1 node, 2 name). A node: `u64` number, `u8` kind and `u8` reserved as in a create, `u16` mode,
+//! `u64` length, then `u16` length of a link's target and the target. A name as in a change.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -28,6 +32,8 @@ const TARGET_MAX: usize = 4095;
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 /// Bytes of a data record before its bytes.
 pub const DATA_HEADER: usize = 2 + 8 + 8;
+/// Most bytes that one fact of a state takes.
+pub const FACT_MAX: usize = 1 + 8 + 1 + 1 + 2 + 8 + 2 + TARGET_MAX;
 /// Most bytes that one change of names takes.
 pub const CHANGE_MAX: usize = 1 + 8 + 8 + 1 + NAME_MAX;
 
@@ -140,6 +146,31 @@ pub enum Change {
     },
 }
 
+/// One fact of a state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fact {
+    /// A number that was given and is still in use.
+    Node {
+        /// The number.
+        number: Number,
+        /// What it stands for.
+        kind: Kind,
+        /// Its mode.
+        mode: Mode,
+        /// Bytes of a file. They follow the state, but where they are zeros.
+        length: u64,
+    },
+    /// A name.
+    Name {
+        /// Where.
+        directory: Number,
+        /// The name.
+        name: Name,
+        /// What it stands for.
+        number: Number,
+    },
+}
+
 /// One record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record<'a> {
@@ -189,6 +220,18 @@ pub enum Record<'a> {
         /// In order.
         changes: Vec<Change>,
     },
+    /// All that is there, but for the bytes of files: a fold may begin here. Those who have folded what came before have the
+    /// same.
+    State {
+        /// The first record of a state.
+        first: bool,
+        /// The last one.
+        last: bool,
+        /// The next number that is given.
+        next: Number,
+        /// Nodes, then names.
+        facts: Vec<Fact>,
+    },
 }
 
 /// Why bytes are no record of ours.
@@ -217,14 +260,7 @@ impl Record<'_> {
             }
             Record::Create { number, kind, mode } => {
                 out.push(2);
-                put(&mut out, number.0);
-                let (kind, target): (u8, &[u8]) = match kind {
-                    Kind::File => (1, &[]),
-                    Kind::Directory => (2, &[]),
-                    Kind::Link(target) => (3, target),
-                };
-                out.extend_from_slice(&[kind, 0]);
-                out.extend_from_slice(&mode.0.to_le_bytes());
+                let target = put_node(&mut out, *number, kind, *mode);
                 out.extend_from_slice(target);
             }
             Record::Data { file, offset, bytes } => {
@@ -250,6 +286,12 @@ impl Record<'_> {
                 out.push(u8::from(*last));
                 changes.iter().for_each(|change| encode_change(&mut out, change));
             }
+            Record::State { first, last, next, facts } => {
+                out.push(7);
+                out.push(u8::from(*first) | u8::from(*last) << 1);
+                put(&mut out, next.0);
+                facts.iter().for_each(|fact| encode_fact(&mut out, fact));
+            }
         }
         out
     }
@@ -262,6 +304,37 @@ fn put(out: &mut Vec<u8>, value: u64) {
 fn put_name(out: &mut Vec<u8>, name: &Name) {
     out.push(name.0.len() as u8);
     out.extend_from_slice(&name.0);
+}
+
+/// All of a node but a link's target, which comes last.
+fn put_node<'k>(out: &mut Vec<u8>, number: Number, kind: &'k Kind, mode: Mode) -> &'k [u8] {
+    put(out, number.0);
+    let (kind, target): (u8, &[u8]) = match kind {
+        Kind::File => (1, &[]),
+        Kind::Directory => (2, &[]),
+        Kind::Link(target) => (3, target),
+    };
+    out.extend_from_slice(&[kind, 0]);
+    out.extend_from_slice(&mode.0.to_le_bytes());
+    target
+}
+
+fn encode_fact(out: &mut Vec<u8>, fact: &Fact) {
+    match fact {
+        Fact::Node { number, kind, mode, length } => {
+            out.push(1);
+            let target = put_node(out, *number, kind, *mode);
+            put(out, *length);
+            out.extend_from_slice(&(target.len() as u16).to_le_bytes());
+            out.extend_from_slice(target);
+        }
+        Fact::Name { directory, name, number } => {
+            out.push(2);
+            put(out, directory.0);
+            put(out, number.0);
+            put_name(out, name);
+        }
+    }
 }
 
 fn encode_change(out: &mut Vec<u8>, change: &Change) {
@@ -286,6 +359,11 @@ fn encode_change(out: &mut Vec<u8>, change: &Change) {
 }
 
 impl<'a> Record<'a> {
+    /// Whether these bytes, which are a record, are part of a state.
+    pub fn is_state(bytes: &[u8]) -> bool {
+        bytes.get(1) == Some(&7)
+    }
+
     /// The record in these bytes. Whatever it returns can be folded: names are names, offsets are within a file's bounds.
     pub fn decode(bytes: &'a [u8]) -> Result<Record<'a>, DecodeError> {
         let [version, kind, body @ ..] = bytes else { return Err(DecodeError::Size(0)) };
@@ -320,6 +398,18 @@ impl<'a> Record<'a> {
                 }
                 Record::Names { last, changes }
             }
+            7 => {
+                let flags = body.byte()?;
+                if flags > 3 {
+                    return Err(DecodeError::Value("the bounds of a state"));
+                }
+                let next = body.number()?;
+                let mut facts = Vec::new();
+                while !body.rest.is_empty() {
+                    facts.push(body.fact()?);
+                }
+                Record::State { first: flags & 1 != 0, last: flags & 2 != 0, next, facts }
+            }
             _ => return Err(DecodeError::Value("a record's kind")),
         };
         if body.rest.is_empty() { Ok(record) } else { Err(DecodeError::Size(*kind)) }
@@ -329,6 +419,24 @@ impl<'a> Record<'a> {
 fn within(offset: u64, length: u64) -> Result<u64, DecodeError> {
     let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX);
     end.map(|_| offset).ok_or(DecodeError::Value("an offset"))
+}
+
+/// A kind before its target is known.
+struct KindOf(u8);
+
+impl KindOf {
+    fn with(self, target: &[u8]) -> Result<Kind, DecodeError> {
+        match (self.0, target) {
+            (1, []) => Ok(Kind::File),
+            (2, []) => Ok(Kind::Directory),
+            (3, target) if (1..=TARGET_MAX).contains(&target.len()) && !target.contains(&0) => {
+                Ok(Kind::Link(target.into()))
+            }
+            (3, _) => Err(DecodeError::Value("a link's target")),
+            (1 | 2, _) => Err(DecodeError::Value("the target of what is no link")),
+            _ => Err(DecodeError::Value("a file's kind")),
+        }
+    }
 }
 
 struct Body<'a> {
@@ -375,22 +483,32 @@ impl<'a> Body<'a> {
     }
 
     fn create(&mut self) -> Result<Record<'a>, DecodeError> {
+        let (number, kind, mode) = self.node()?;
+        let kind = kind.with(self.all())?;
+        Ok(Record::Create { number, kind, mode })
+    }
+
+    fn node(&mut self) -> Result<(Number, KindOf, Mode), DecodeError> {
         let number = self.number()?;
         let (kind, _) = (self.byte()?, self.byte()?);
-        let mode = self.mode()?;
-        let kind = match kind {
-            1 => Kind::File,
-            2 => Kind::Directory,
-            3 => {
-                let target = self.all();
-                if !(1..=TARGET_MAX).contains(&target.len()) || target.contains(&0) {
-                    return Err(DecodeError::Value("a link's target"));
-                }
-                Kind::Link(target.into())
+        Ok((number, KindOf(kind), self.mode()?))
+    }
+
+    fn fact(&mut self) -> Result<Fact, DecodeError> {
+        match self.byte()? {
+            1 => {
+                let (number, kind, mode) = self.node()?;
+                let length = within(self.integer()?, 0)?;
+                let size = self.take(2)?;
+                let target = self.take(usize::from(u16::from_le_bytes([size[0], size[1]])))?;
+                Ok(Fact::Node { number, kind: kind.with(target)?, mode, length })
             }
-            _ => return Err(DecodeError::Value("a file's kind")),
-        };
-        Ok(Record::Create { number, kind, mode })
+            2 => {
+                let (directory, number) = (self.number()?, self.number()?);
+                Ok(Fact::Name { directory, name: self.name()?, number })
+            }
+            _ => Err(DecodeError::Value("the kind of a fact")),
+        }
     }
 
     fn change(&mut self) -> Result<Change, DecodeError> {

@@ -18,7 +18,7 @@ use tracing::warn;
 use crate::call::Call;
 use crate::planted::{self, Bug};
 use crate::program::{Exit, Program};
-use crate::record::Number;
+use crate::record::{Number, Record};
 use crate::tally::{Compared, Tally};
 use crate::trap::{Answer, Stopped};
 use crate::volume::{Refusal, Target, Volume};
@@ -66,6 +66,8 @@ pub trait Log {
     fn sent(&self) -> Lsn;
     /// The last record that is acknowledged, as are all before it.
     fn acked(&self) -> Lsn;
+    /// Lets go of the records before this one, some time soon.
+    fn trim(&mut self, below: Lsn);
     /// Polls readable when an ack may have come.
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
@@ -99,12 +101,29 @@ pub struct Supervisor<'a, L> {
     waiting: VecDeque<(Lsn, u64)>,
     /// Why syncs of files elsewhere fail, said once for each.
     told: BTreeSet<PathBuf>,
+    generation: Generation,
     tally: Tally,
 }
 
+/// How far the newest generation of the log is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Generation {
+    /// Bytes of log since its last state.
+    logged: u64,
+    /// The first record of its state, while older records are still needed.
+    state: Option<Lsn>,
+    /// The last record with a block that was older than the state, once all such blocks are logged again.
+    copied: Option<Lsn>,
+}
+
+/// Bytes of old blocks that go with each sync at least, while there are any.
+const COPY_MIN: u64 = 64 << 10;
+/// And for each byte that a sync appends.
+const COPY_FACTOR: u64 = 2;
+
 impl<'a, L: Log> Supervisor<'a, L> {
-    /// Nothing has been received from the program yet.
-    pub fn new(program: &'a mut Program, volume: Volume, log: L, outside: Outside) -> Supervisor<'a, L> {
+    /// Nothing has been received from the program yet. The log has `logged` bytes since its last state.
+    pub fn new(program: &'a mut Program, volume: Volume, log: L, outside: Outside, logged: u64) -> Supervisor<'a, L> {
         Supervisor {
             program,
             volume,
@@ -113,6 +132,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             open: BTreeSet::new(),
             waiting: VecDeque::new(),
             told: BTreeSet::new(),
+            generation: Generation { logged, ..Generation::default() },
             tally: Tally::default(),
         }
     }
@@ -212,15 +232,58 @@ impl<'a, L: Log> Supervisor<'a, L> {
             };
             self.tally.captures.add(began.elapsed());
             // What was captured before a refusal is in the image, so it goes to the log.
-            self.log.send(&records)?;
+            self.send(&records)?;
             match result {
+                Ok(()) if records.is_empty() && planted::has(Bug::AnsweredAtOnce) => {
+                    self.answer_all(&ids, Answer::Done)?
+                }
                 Ok(()) => {
-                    let nothing_new = records.is_empty() && planted::has(Bug::AnsweredAtOnce);
-                    let last = if nothing_new { self.log.acked() } else { self.log.sent() };
+                    let last = self.log.sent();
                     self.waiting.extend(ids.into_iter().map(|id| (last, id)));
                 }
                 Err(refusal) => self.refuse(&ids, &refusal)?,
             }
+            self.renew(size(&records))?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss> {
+        self.generation.logged += size(records);
+        self.log.send(records)
+    }
+
+    /// Takes the log's next generation a step further, after a sync that has appended so many bytes.
+    fn renew(&mut self, appended: u64) -> Result<(), Loss> {
+        let mut records = Vec::new();
+        let mut renewed = Ok(());
+        if self.generation.state.is_none() && self.volume.must_trim(self.generation.logged) {
+            let began = self.volume.begin_generation(&mut records);
+            // Names come before the state, and belong to the last generation. If none has begun, it is tried again after as
+            // much log.
+            let names = records.iter().take_while(|record| !Record::is_state(record)).count() as u64;
+            let state = Lsn(self.log.sent().0 + names + 1);
+            let state = matches!(began, Ok(true)).then_some(state);
+            self.generation = Generation { logged: 0, state, copied: None };
+            renewed = began.map(drop);
+        }
+        if self.volume.is_copying() && renewed.is_ok() {
+            renewed = self.volume.copy((appended * COPY_FACTOR).max(COPY_MIN), &mut records);
+        }
+        self.send(&records)?;
+        if let Err(Refusal::Lost(why) | Refusal::Full(why)) = renewed {
+            warn!(%why, "the log cannot be trimmed");
+            self.generation.state = None;
+        }
+        let is_copying = self.volume.is_copying() && !planted::has(Bug::TrimmedBeforeCopied);
+        if self.generation.state.is_some() && self.generation.copied.is_none() && !is_copying {
+            self.generation.copied = Some(self.log.sent());
+        }
+        if let (Some(state), Some(copied)) = (self.generation.state, self.generation.copied)
+            && copied <= self.log.acked()
+        {
+            (self.generation.state, self.generation.copied) = (None, None);
+            self.log.trim(state);
         }
         Ok(())
     }
@@ -338,6 +401,10 @@ impl<'a, L: Log> Supervisor<'a, L> {
         }
         Ok(exit)
     }
+}
+
+fn size(records: &[Vec<u8>]) -> u64 {
+    records.iter().map(|record| record.len() as u64).sum()
 }
 
 /// What a sync asks for.

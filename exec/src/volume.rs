@@ -23,6 +23,7 @@ use crate::record::{CHANGE_MAX, Change, DATA_HEADER, Kind, Mode, Name, Number, R
 use crate::tally;
 
 mod files;
+mod generation;
 mod proc;
 mod tree;
 mod watch;
@@ -57,6 +58,8 @@ pub struct Bounds {
     pub scan: u64,
     /// Bytes of one record.
     pub record: usize,
+    /// Bytes of log since its last state at which a new generation begins, if they are more than twice those of the files.
+    pub trim: u64,
 }
 
 /// Why a sync fails.
@@ -114,6 +117,8 @@ pub struct Volume {
     /// What the log has.
     image: Image,
     next: Number,
+    /// What a new generation of the log still lacks.
+    copying: Option<generation::Copying>,
     /// What has been compared.
     compared: tally::Compared,
     /// Why nothing can be followed any more.
@@ -150,6 +155,7 @@ impl Volume {
             next: image.next(),
             directories: HashMap::new(),
             image: Image::default(),
+            copying: None,
             compared: tally::Compared::default(),
             fault: None,
         };

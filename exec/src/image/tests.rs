@@ -182,7 +182,41 @@ fn a_group_that_a_death_cut_short_is_void() {
 }
 
 #[test]
-fn a_log_of_another_program_is_refused() {
-    let mut image = Image::default();
-    assert_eq!(image.fold(&Record::Length { file: Number(1), length: 0 }), Err(FoldError::Foreign));
+fn a_fold_begins_at_a_state() {
+    let mut whole = Image::default();
+    let name = |text: &str, number| Change::Name { directory: Number::ROOT, name: name(text), number: Number(number) };
+    let create = |number, kind| Record::Create { number: Number(number), kind, mode: Mode(0o640) };
+    for record in [
+        Record::Begin { next: Number::FIRST },
+        create(1, Kind::File),
+        create(2, Kind::Link(b"a".as_slice().into())),
+        create(3, Kind::File),
+        Record::Data { file: Number(1), offset: 7, bytes: b"abc" },
+        Record::Names { last: true, changes: vec![name("a", 1), name("b", 1), name("c", 2), name("d", 3)] },
+        Record::Names {
+            last: true,
+            changes: vec![Change::Unname { directory: Number::ROOT, name: super::tests::name("d") }],
+        },
+    ] {
+        whole.fold(&record).expect("a record");
+    }
+    // One fact in each record.
+    let state = whole.state(FACT_MAX);
+    assert!(state.len() > 3, "{state:?}");
+    let mut late = Image::default();
+    // What is left of an earlier generation means nothing.
+    late.fold(&Record::Data { file: Number(1), offset: 0, bytes: b"x" }).expect("skipped");
+    late.fold(&state[2]).expect("the end of a state that began before");
+    assert!(!late.begun());
+    for record in &state {
+        late.fold(record).expect("a part of the state");
+        whole.fold(record).expect("nothing new");
+    }
+    assert!(late.begun());
+    assert_eq!(late.state(usize::MAX), whole.state(usize::MAX));
+    assert_eq!(late.next(), Number(4));
+
+    late.fold(&create(4, Kind::File)).expect("create");
+    let error = state.iter().try_for_each(|record| late.fold(record).map(drop));
+    assert_eq!(error, Err(FoldError::Differs));
 }

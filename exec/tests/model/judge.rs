@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use tailwind_exec::record::{Change, Kind, Name, Number, Record};
+use tailwind_exec::record::{Change, Fact, Kind, Name, Number, Record};
 
 use crate::journal::{Covers, Entry, FileId, Leads, Paths};
 
@@ -19,6 +19,7 @@ pub(crate) struct Fold {
     names: BTreeMap<(Number, Name), Number>,
     bytes: BTreeMap<Number, Vec<u8>>,
     unfinished: Vec<Change>,
+    facts: Vec<Fact>,
     created: BTreeSet<Number>,
 }
 
@@ -41,6 +42,16 @@ impl Fold {
                 self.content(file, offset + length)[offset as usize..][..length as usize].fill(0);
             }
             Record::Length { file, length } => self.bytes.entry(file).or_default().resize(length as usize, 0),
+            Record::State { first, last, facts, .. } => {
+                if first {
+                    self.facts.clear();
+                }
+                self.facts.extend(facts);
+                // Whoever has read what came before knows it.
+                if last && self.created.is_empty() {
+                    self.begin();
+                }
+            }
             Record::Names { last, changes } => {
                 self.unfinished.extend(changes);
                 if last {
@@ -55,6 +66,19 @@ impl Fold {
             }
         }
         Ok(())
+    }
+
+    fn begin(&mut self) {
+        for fact in std::mem::take(&mut self.facts) {
+            match fact {
+                Fact::Node { number, kind, length, .. } => {
+                    self.created.insert(number);
+                    self.kinds.insert(number, kind);
+                    self.bytes.insert(number, vec![0; length as usize]);
+                }
+                Fact::Name { directory, name, number } => drop(self.names.insert((directory, name), number)),
+            }
+        }
     }
 
     fn content(&mut self, file: Number, end: u64) -> &mut Vec<u8> {

@@ -23,6 +23,8 @@ use crate::{Places, block, read_blocks};
 /// Small, so that names and bytes need several records and batches.
 const RECORD_MAX: usize = 5000;
 const BATCH_RECORDS: usize = 6;
+/// Small, so that a turn sees several generations.
+const TRIM: u64 = 20_000;
 
 /// A log in memory. Acks come when they like, in order.
 struct Memory {
@@ -36,6 +38,9 @@ struct Memory {
     wake: (UnixStream, UnixStream),
     /// Looks at the log until the next ack.
     pause: u64,
+    /// Where the log was trimmed: the first record that is left, counted from the turn's first one, and the number of batches
+    /// that were acknowledged then.
+    trims: Vec<(usize, usize)>,
 }
 
 impl Memory {
@@ -53,6 +58,7 @@ impl Memory {
             random: places.random(1),
             wake,
             pause: 0,
+            trims: Vec::new(),
         }
     }
 
@@ -108,6 +114,11 @@ impl Log for &mut Memory {
         Lsn(self.acked_records)
     }
 
+    fn trim(&mut self, below: Lsn) {
+        assert!(below.0 <= self.acked_records, "the log is trimmed to what is not acknowledged");
+        self.trims.push((below.0 as usize - 1, self.acked));
+    }
+
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.0.as_fd()
     }
@@ -146,7 +157,7 @@ fn turn(places: &Places) -> Result<(), String> {
     let operations = image.fold(&begin).map_err(|e| e.to_string())?;
     directory.carry_out(&image, &operations).map_err(|e| e.to_string())?;
     let left = directory.finish(&image).map_err(|e| e.to_string())?;
-    let bounds = Bounds { bytes: 1 << 30, files: 10_000, scan: 1 << 30, record: RECORD_MAX };
+    let bounds = Bounds { bytes: 1 << 30, files: 10_000, scan: 1 << 30, record: RECORD_MAX, trim: TRIM };
     let volume = Volume::new(bounds, image, left).map_err(|e| e.to_string())?;
 
     File::create(places.journal()).expect("make a journal");
@@ -155,7 +166,7 @@ fn turn(places: &Places) -> Result<(), String> {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.env("TAILWIND_MODEL_ROLE", "player");
     let mut program = Program::start(command, signals).map_err(|e| e.to_string())?;
-    let exit = Supervisor::new(&mut program, volume, &mut memory, Outside::default()).run();
+    let exit = Supervisor::new(&mut program, volume, &mut memory, Outside::default(), 0).run();
     program.kill().map_err(|e| e.to_string())?;
     match exit {
         Ok(Exit::Code(0)) => {}
@@ -175,6 +186,9 @@ fn judge(places: &Places, before: &[Vec<u8>], memory: &Memory, root: &Path) -> R
         batch.iter().try_for_each(|record| fold.take(record))?;
     }
     let count = memory.batches.len();
+    for (first, acked) in &memory.trims {
+        judge_trimmed(&judge, memory, *first, *acked).map_err(|why| format!("trimmed to record {first}: {why}"))?;
+    }
     judge.allows(count as u64, &fold).map_err(|why| format!("after all {count} batches: {why}"))?;
     if judge.syncs() < 2 || count < 2 {
         return Err(format!("a player that syncs {} times and logs {count} batches proves nothing", judge.syncs()));
@@ -185,8 +199,28 @@ fn judge(places: &Places, before: &[Vec<u8>], memory: &Memory, root: &Path) -> R
     let mut random = places.random(2);
     let cut = if random.one_in(3) { count } else { random.below(count as u64 + 1) as usize };
     let kept = memory.batches[..cut].iter().flatten();
-    let log: Vec<u8> = before.iter().chain(kept).flat_map(|record| block(record)).collect();
+    let trimmed = memory.trims.iter().filter(|(_, acked)| *acked <= cut).map(|(first, _)| before.len() + first).max();
+    let whole = before.iter().chain(kept);
+    let log: Vec<u8> = whole.skip(trimmed.unwrap_or(0)).flat_map(|record| block(record)).collect();
     fs::write(places.log(), log).map_err(|e| e.to_string())
+}
+
+/// A log that was trimmed to a record, once so many batches were acknowledged, is as good as the whole one.
+fn judge_trimmed(judge: &Judge, memory: &Memory, first: usize, acked: usize) -> Result<(), String> {
+    let mut fold = Fold::default();
+    let mut record = 0;
+    for (count, batch) in memory.batches.iter().enumerate() {
+        if count >= acked {
+            judge.allows(count as u64, &fold).map_err(|why| format!("after {count} batches: {why}"))?;
+        }
+        for bytes in batch {
+            if record >= first {
+                fold.take(bytes)?;
+            }
+            record += 1;
+        }
+    }
+    judge.allows(memory.batches.len() as u64, &fold)
 }
 
 /// All that was logged and written down, for somebody who wants to know what happened.
