@@ -342,7 +342,10 @@ impl Volume {
         if is_nameless() {
             return Ok(Target::Names);
         }
-        // It may be elsewhere on the device; or events are missing.
+        if identity.links == 1 && !self.leads_here(thread, descriptor) {
+            return Ok(Target::Outside);
+        }
+        // Events are missing; or one of its names is elsewhere on the device.
         self.relist()?;
         self.settle()?;
         match known(self) {
@@ -350,6 +353,15 @@ impl Volume {
             None if is_nameless() => Ok(Target::Names),
             None => Ok(Target::Outside),
         }
+    }
+
+    /// Whether the path of a descriptor is in the volume.
+    fn leads_here(&self, thread: Thread, descriptor: Descriptor) -> bool {
+        let path = |of: &str, descriptor: i32| std::fs::read_link(format!("/proc/{of}/fd/{descriptor}")).ok();
+        let root = self.directories.get(&Number::ROOT).and_then(|root| path("self", root.as_raw_fd()));
+        let found = path(&thread.to_string(), descriptor.0);
+        // What cannot be told is looked for.
+        root.zip(found).is_none_or(|(root, found)| found.starts_with(root))
     }
 
     /// The files that a thread has mapped at an address.

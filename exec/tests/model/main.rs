@@ -1,7 +1,7 @@
 //! Random programs, run for real under the supervisor, and judged at every point at which the power could have failed.
 //!
 //! A *player* is a process of several threads and children that writes, seeks, truncates, maps, renames, links and syncs at
-//! random, in a directory on tmpfs, and keeps a journal elsewhere: what each file and the directory were after each step, and
+//! random, in a directory on tmpfs or a disk, and keeps a journal elsewhere: what each file and the directory were after each step, and
 //! which syncs returned. The supervisor that follows it is the product's, with a log in memory whose acks come late. Then each
 //! prefix of the log, batch by batch, is a power failure: the *judge* folds it by rules of its own, and says whether POSIX allows
 //! that state after one, with all syncs that had returned by then. The last state has to be the directory itself, and is where
@@ -96,8 +96,10 @@ fn each(seeds: std::ops::Range<u64>, bug: Option<&str>) -> Result<(), String> {
 
 /// One case in a process of its own, so that its program is all that descends from it.
 fn case(seed: u64, bug: Option<&str>) -> Result<(), String> {
-    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let volume = tempfile::tempdir_in("/dev/shm").map_err(|e| e.to_string())?;
+    let (disk, memory) = (tempfile::tempdir(), tempfile::tempdir_in("/dev/shm"));
+    let (disk, memory) = (disk.map_err(|e| e.to_string())?, memory.map_err(|e| e.to_string())?);
+    // A file system on a disk gives an inode that is free again to the next file; tmpfs does not. The journal is on the other.
+    let (folder, volume) = if seed.is_multiple_of(3) { (memory, disk) } else { (disk, memory) };
     for turn in 0..TURNS {
         let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
         command.env("TAILWIND_MODEL_ROLE", "supervisor").env("TAILWIND_MODEL_SEED", seed.to_string());
