@@ -2,7 +2,7 @@
 //!
 //! A barrier proves that this sidecar was primary when it was sent. While barriers pass, the lease is held until its length
 //! after the sending of the last one. The next primary starts its program only once every lease of an earlier epoch has run
-//! out: see [`START_FACTOR`]. Begun by `life` at the turn.
+//! out: see [`start_at`]. Begun by `life` at the turn.
 //!
 //! Two threads beside the supervisor, which may be busy or wait for the log: one sends barriers, the other does nothing but
 //! wait for the end of the lease.

@@ -8,6 +8,7 @@ pub mod compare;
 pub mod container;
 pub mod descriptors;
 pub mod directory;
+pub mod doctor;
 pub mod dry_run;
 mod ground;
 pub mod image;

@@ -1,17 +1,22 @@
 //! `tailwind-exec`: runs an unmodified program whose files are replicated.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use tailwind_exec::doctor::{self, Finding};
 use tailwind_exec::dry_run;
 use tailwind_exec::life::{self, Options};
 use tailwind_exec::supervisor::OnLoss;
 use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
 
+/// By default.
+const FILES_MAX: usize = 20_000;
 /// Barriers come six times as often: below 60 ms a busy host would lose leases for nothing. Up to an hour.
 const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;
 
@@ -21,6 +26,8 @@ Example: a Redis that loses no acknowledged write, beside each of two or more si
   tailwind-exec --socket /run/tailwind/append.sock --dir /vol/data -- \\
     redis-server --dir /vol/data --appendonly yes --appendfsync always --save ''
 
+Whether this host will do, and then whether the program fits: tailwind-exec doctor --dir /vol/data; --dry-run
+
 One of them runs Redis; each other one keeps its directory the same, and starts Redis when its sidecar becomes primary.
 
 Exit codes: that of the program, 128 + N if signal N ended it; 75 if the role was lost (start it again); 1 if it could not
@@ -29,22 +36,53 @@ start; 2 for wrong arguments.";
 /// Runs a program as it is, and replicates the files of one directory: each fsync returns only when every backup has what was
 /// written.
 #[derive(Parser)]
-#[command(version, after_help = EXAMPLE)]
-struct Arguments {
+#[command(version, after_help = EXAMPLE, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: Option<RunOptions>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check whether a program can be followed here, with advice if not
+    Doctor(DoctorOptions),
+    /// What `doctor` follows.
+    #[command(hide = true)]
+    DoctorChild {
+        /// Its directory.
+        directory: PathBuf,
+    },
+}
+
+#[derive(Args)]
+#[command(after_help = "Exit codes: 0 if everything will do; 1 if not; 2 for wrong arguments.")]
+struct DoctorOptions {
+    /// The directory that will be replicated; it need not exist, and is not touched
+    #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]
+    dir: PathBuf,
+    /// Most files, directories and links
+    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
+    files_max: usize,
+}
+
+#[derive(Args)]
+struct RunOptions {
     /// The sidecar's append socket
-    #[arg(long, value_name = "PATH", default_value = "/run/tailwind/append.sock")]
+    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", default_value = "/run/tailwind/append.sock")]
     socket: PathBuf,
     /// The directory that is replicated: a folder inside of a volume of its own (an emptyDir). It is filled from the log
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]
     dir: PathBuf,
     /// Most bytes in the directory; a sync beyond it fails with ENOSPC
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    #[arg(long, env = "TAILWIND_BYTES_MAX", value_name = "BYTES", default_value_t = 4 << 30)]
     bytes_max: u64,
     /// Most files, directories and links; a descriptor is held for each
-    #[arg(long, value_name = "COUNT", default_value_t = 20_000)]
+    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
     files_max: usize,
     /// Most bytes that one sync may have to compare; beyond it the file's syncs fail
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    #[arg(long, env = "TAILWIND_SCAN_MAX", value_name = "BYTES", default_value_t = 1 << 30)]
     scan_max: u64,
     /// Bytes of log at which it is trimmed, if they are more than twice those of the files
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
@@ -79,9 +117,28 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let filter = EnvFilter::try_from_env("TAILWIND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let CommandLine { command, run } = CommandLine::parse();
+    let filter = EnvFilter::try_from_env("TAILWIND_LOG").unwrap_or_else(|_| {
+        // What `doctor` follows is of no interest unless it fails.
+        EnvFilter::new(if command.is_some() { "warn" } else { "info" })
+    });
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    let result = match (command, run) {
+        (Some(Command::Doctor(options)), _) => examine(&options),
+        (Some(Command::DoctorChild { directory }), _) => doctor::work(&directory).map(|()| 0).map_err(Into::into),
+        (None, Some(arguments)) => run_program(arguments),
+        (None, None) => CommandLine::command().error(ErrorKind::MissingRequiredArgument, "no program to run").exit(),
+    };
+    match result {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_program(arguments: RunOptions) -> anyhow::Result<i32> {
     let options = Options {
         socket: arguments.socket,
         directory: arguments.dir,
@@ -100,12 +157,19 @@ fn main() -> ExitCode {
         lease: arguments.lease.map(Duration::from_millis),
         program: arguments.program,
     };
-    let result = if arguments.dry_run { dry_run::run(&options) } else { life::run(&options) };
-    match result {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
+    if arguments.dry_run { dry_run::run(&options) } else { life::run(&options) }
+}
+
+/// Prints what was found.
+fn examine(options: &DoctorOptions) -> anyhow::Result<i32> {
+    let child = |directory: &Path| {
+        let mut command = process::Command::new("/proc/self/exe");
+        command.arg("doctor-child").arg(directory);
+        command
+    };
+    let findings = doctor::examine(&options.dir, options.files_max, child);
+    for finding in &findings {
+        writeln!(io::stdout(), "{finding}")?;
     }
+    Ok(if findings.iter().all(Finding::is_good) { 0 } else { 1 })
 }

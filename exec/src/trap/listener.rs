@@ -29,6 +29,8 @@ const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 #[derive(Debug)]
 pub struct Listener {
     descriptor: OwnedFd,
+    /// The kernel knows `SYNC_WAKE_UP`.
+    wakes_at_once: bool,
     /// What it has refused itself, if that is its task.
     refused: Option<Counts>,
 }
@@ -43,11 +45,16 @@ impl Listener {
     /// The other end of a filter, as seccomp(2) gave it.
     pub(super) fn new(descriptor: OwnedFd, refusals: Refusals) -> Listener {
         let refused = (refusals == Refusals::Counted).then(Counts::default);
-        let listener = Listener { descriptor, refused };
+        let mut listener = Listener { descriptor, wakes_at_once: false, refused };
         // The one who waits is woken on the processor of the one who wakes (since Linux 6.6). Older kernels do not know the
         // request, and their wake-ups take longer.
-        let _ = listener.ioctl(Request::SetFlags(SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP));
+        listener.wakes_at_once = listener.ioctl(Request::SetFlags(SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)).is_ok();
         listener
+    }
+
+    /// Whether the one who waits is woken on the processor of the one who wakes.
+    pub fn wakes_at_once(&self) -> bool {
+        self.wakes_at_once
     }
 
     /// The next stopped call. `None` if none waits, or if it has gone meanwhile: its thread was killed, or caught a signal.

@@ -5,6 +5,8 @@
     reason = "a test may fail by panicking, and says then what was said"
 )]
 
+mod command_line;
+mod doctor;
 mod dry_run;
 mod lease;
 mod loss;
