@@ -121,6 +121,12 @@ impl Containers {
         Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
+    /// The program, which is the supervisor's first child.
+    pub fn program(&self, index: usize) -> Result<Pid> {
+        let supervisor = self.life(index).child.as_ref().map(Child::id).context("it has ended")?;
+        first_child(supervisor as i32).with_context(|| format!("{}{index} has no program", self.name))
+    }
+
     /// Stops the supervisor (SIGSTOP), not its program, and waits until each of its threads has stopped.
     pub fn freeze(&self, index: usize) -> Result<()> {
         self.signal(index, Signal::STOP)?;
@@ -236,6 +242,12 @@ fn kill_rest(group: Pid) -> Result<()> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// The oldest child of a process, from proc(5).
+pub fn first_child(pid: i32) -> Option<Pid> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
 /// Whether a process of this group is no zombie, from proc(5).

@@ -5,14 +5,13 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use super::exec::Containers;
+use super::exec_client::{self, Client, Outage};
+use super::exec_faults::{Connection, Service};
 use super::group::Group;
 use super::observer::TIMEOUT;
 use super::process::{free_port, installed};
@@ -22,12 +21,10 @@ use crate::workload::Random;
 
 /// After so long without a reply a client looks whether another Redis serves. One that was cut off answers never.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a client pauses that finds no Redis which serves.
-const PAUSE: Duration = Duration::from_millis(5);
 /// Keys of each kind that a client has.
 const KEYS: usize = 4;
-/// The longest value: more than a record of the log takes, if segments are of 64 KiB.
-const VALUE_MAX: u64 = 40_000;
+/// The longest value: more than a record of the log takes, if segments are of 256 KiB.
+const VALUE_MAX: u64 = 100_000;
 
 /// A Redis beside each sidecar; only that of the primary runs.
 #[derive(Debug)]
@@ -69,19 +66,8 @@ impl Servers {
         RespClient::connect(self.ports[index], TIMEOUT).with_context(|| format!("connect to redis{index}"))
     }
 
-    /// Waits until one serves, which it proves by a write; a connection to it.
-    pub fn wait_until_serves(&self, index: usize) -> Result<RespClient> {
-        let serves = || {
-            let mut client = RespClient::connect(self.ports[index], ANSWER_TIMEOUT).ok()?;
-            matches!(client.ask(&["SET", "served", "yes"]), Ok(RespValue::Simple(_))).then_some(())
-        };
-        let waited = self.containers.wait(&format!("redis{index} to serve"), serves);
-        waited.with_context(|| self.last_lines())?;
-        self.connect(index)
-    }
-
     /// A client that writes in a thread of its own, `depth` requests at a time.
-    pub fn client(&self, name: &str, seed: u64, depth: usize) -> Client {
+    pub fn client(&self, name: &str, seed: u64, depth: u64) -> Client<Writer> {
         Client::start(Writer::new(name, self.ports.clone(), seed, depth))
     }
 
@@ -92,6 +78,37 @@ impl Servers {
             last_lines(&name, fs::read_to_string(path).unwrap_or_default().lines(), 40)
         };
         self.logs.iter().map(lines).collect()
+    }
+}
+
+impl Service for Servers {
+    type Connection = RespClient;
+
+    fn containers(&self) -> &Containers {
+        &self.containers
+    }
+
+    fn wait_until_serves(&self, index: usize) -> Result<RespClient> {
+        let serves = || {
+            let mut client = RespClient::connect(self.ports[index], ANSWER_TIMEOUT).ok()?;
+            matches!(client.ask(&["SET", "served", "yes"]), Ok(RespValue::Simple(_))).then_some(())
+        };
+        let waited = self.containers.wait(&format!("redis{index} to serve"), serves);
+        waited.with_context(|| self.last_lines())?;
+        self.connect(index)
+    }
+}
+
+impl Connection for RespClient {
+    fn send_write(&mut self) -> Result<()> {
+        self.send(&["INCR", "written"])
+    }
+
+    fn confirmed(&mut self) -> Result<()> {
+        match self.reply()? {
+            RespValue::Integer(_) => Ok(()),
+            other => panic!("a write is answered with {other:?}"),
+        }
     }
 }
 
@@ -110,66 +127,6 @@ pub fn info(client: &mut RespClient, section: &str, field: &str) -> Result<Strin
     let text = String::from_utf8(text)?;
     let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     Ok(value.with_context(|| format!("INFO {section} has no {field}"))?.trim().to_owned())
-}
-
-/// A client in a thread of its own. Stopped when dropped.
-#[derive(Debug)]
-pub struct Client {
-    answered: Arc<AtomicU64>,
-    over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<Writer>>>,
-}
-
-impl Client {
-    fn start(mut writer: Writer) -> Client {
-        let (answered, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, stop) = (Arc::clone(&answered), Arc::clone(&over));
-        let body = move || {
-            writer.run(&count, &stop)?;
-            Ok(writer)
-        };
-        Client { answered, over, thread: Some(std::thread::spawn(body)) }
-    }
-
-    /// Writes that were answered.
-    pub fn answered(&self) -> u64 {
-        self.answered.load(Ordering::Acquire)
-    }
-
-    /// Waits until so many more writes are answered. Fails when the client has seen what must not be, or for too long nothing.
-    pub fn wait_for(&mut self, more: u64) -> Result<()> {
-        let goal = self.answered() + more;
-        while self.answered() < goal {
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                self.join()?;
-                bail!("the client has ended before write {goal}");
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    /// Stops it, and looks once more at everything that it knows.
-    pub fn finish(mut self) -> Result<()> {
-        self.over.store(true, Ordering::Release);
-        let mut writer = self.join()?;
-        writer.find().map(drop)
-    }
-
-    fn join(&mut self) -> Result<Writer> {
-        let thread = self.thread.take().context("the client has ended")?;
-        thread.join().map_err(|_| anyhow::anyhow!("the client panicked"))?
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // Who wants to know has called `finish`.
-            let _ = thread.join();
-        }
-    }
 }
 
 /// What a client knows of one counter: its value is `answered` at least, and `sent` at most.
@@ -196,71 +153,33 @@ enum Write {
 ///
 /// A request that was given up may still be carried out while the process lives to which it was sent, and never afterwards.
 #[derive(Debug)]
-struct Writer {
+pub struct Writer {
     name: String,
     ports: Vec<u16>,
     random: Random,
-    depth: usize,
+    depth: u64,
     counters: Vec<Counter>,
     settings: Vec<Setting>,
-    /// Which Redis served last.
-    at: usize,
     /// The process to which all that is open was sent.
     process: String,
     connections: u64,
     values: u64,
 }
 
-/// A connection that serves no more, or not yet: no fault.
-struct Outage;
+impl exec_client::Writer for Writer {
+    type Connection = RespClient;
 
-impl Writer {
-    fn new(name: &str, ports: Vec<u16>, seed: u64, depth: usize) -> Writer {
-        Writer {
-            name: name.to_owned(),
-            ports,
-            random: Random(seed),
-            depth,
-            counters: vec![Counter::default(); KEYS],
-            settings: vec![Setting::default(); KEYS],
-            at: 0,
-            process: String::new(),
-            connections: 0,
-            values: 0,
-        }
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    fn run(&mut self, answered: &AtomicU64, over: &AtomicBool) -> Result<()> {
-        while !over.load(Ordering::Acquire) {
-            let mut connection = self.find()?;
-            while !over.load(Ordering::Acquire) {
-                match self.write(&mut connection, answered)? {
-                    Ok(()) => {}
-                    Err(Outage) => break,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks for a Redis that serves, and whether it has all that was answered.
-    fn find(&mut self) -> Result<RespClient> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            for _ in 0..self.ports.len() {
-                if let Some(connection) = self.read_all()? {
-                    return Ok(connection);
-                }
-                self.at = (self.at + 1) % self.ports.len();
-            }
-            ensure!(Instant::now() < deadline, "{}: no Redis has answered for {TIMEOUT:?}", self.name);
-            std::thread::sleep(PAUSE);
-        }
+    fn programs(&self) -> usize {
+        self.ports.len()
     }
 
     /// Reads all keys together with a write: what one that was cut off has read, it can never answer.
-    fn read_all(&mut self) -> Result<Option<RespClient>> {
-        let Ok(mut connection) = RespClient::connect(self.ports[self.at], ANSWER_TIMEOUT) else { return Ok(None) };
+    fn connect(&mut self, index: usize) -> Result<Option<RespClient>> {
+        let Ok(mut connection) = RespClient::connect(self.ports[index], ANSWER_TIMEOUT) else { return Ok(None) };
         self.connections += 1;
         let Ok(process) = info(&mut connection, "server", "run_id") else { return Ok(None) };
         let keys: Vec<String> = (0..KEYS).flat_map(|key| [self.counter(key), self.setting(key)]).collect();
@@ -289,35 +208,8 @@ impl Writer {
         Ok(Some(connection))
     }
 
-    fn compare(&mut self, values: Vec<RespValue>, process: String) -> Result<()> {
-        ensure!(values.len() == 2 * KEYS, "{}: {} values", self.name, values.len());
-        let others = std::mem::replace(&mut self.process, process) != self.process;
-        let texts = values.into_iter().map(|value| match value {
-            RespValue::Nil => Ok(None),
-            RespValue::Bulk(bytes) => Ok(Some(String::from_utf8(bytes)?)),
-            other => bail!("a value is {other:?}"),
-        });
-        let mut texts = texts.collect::<Result<Vec<_>>>()?.into_iter();
-        for key in 0..KEYS {
-            let number = texts.next().flatten().map_or(Ok(0), |text| text.parse::<i64>())?;
-            let counter = self.counters[key];
-            let possible = counter.answered <= number && number <= counter.sent;
-            ensure!(possible, "{} is {number}, known is {counter:?}", self.counter(key));
-            let text = texts.next().flatten();
-            let setting = &self.settings[key];
-            let possible = text == setting.answered || setting.open.iter().any(|(_, open)| Some(open) == text.as_ref());
-            ensure!(possible, "{} is {:?}, known is {}", self.setting(key), short(&text), describe(setting));
-            if others {
-                // What was open has been done, or never will be.
-                self.counters[key] = Counter { answered: number, sent: number };
-                self.settings[key] = Setting { answered: text, open: Vec::new() };
-            }
-        }
-        Ok(())
-    }
-
     /// Sends some writes, then waits for their replies.
-    fn write(&mut self, connection: &mut RespClient, answered: &AtomicU64) -> Result<Result<(), Outage>> {
+    fn write(&mut self, connection: &mut RespClient) -> Result<Result<u64, Outage>> {
         let mut writes = Vec::new();
         for _ in 0..self.depth {
             let key = self.random.below(KEYS as u64) as usize;
@@ -357,15 +249,57 @@ impl Writer {
                 }
                 (Ok(other), _) => bail!("{}: a write is answered with {other:?}", self.name),
             }
-            answered.fetch_add(1, Ordering::AcqRel);
         }
-        Ok(Ok(()))
+        Ok(Ok(self.depth))
+    }
+}
+
+impl Writer {
+    fn new(name: &str, ports: Vec<u16>, seed: u64, depth: u64) -> Writer {
+        Writer {
+            name: name.to_owned(),
+            ports,
+            random: Random(seed),
+            depth,
+            counters: vec![Counter::default(); KEYS],
+            settings: vec![Setting::default(); KEYS],
+            process: String::new(),
+            connections: 0,
+            values: 0,
+        }
+    }
+
+    fn compare(&mut self, values: Vec<RespValue>, process: String) -> Result<()> {
+        ensure!(values.len() == 2 * KEYS, "{}: {} values", self.name, values.len());
+        let others = std::mem::replace(&mut self.process, process) != self.process;
+        let texts = values.into_iter().map(|value| match value {
+            RespValue::Nil => Ok(None),
+            RespValue::Bulk(bytes) => Ok(Some(String::from_utf8(bytes)?)),
+            other => bail!("a value is {other:?}"),
+        });
+        let mut texts = texts.collect::<Result<Vec<_>>>()?.into_iter();
+        for key in 0..KEYS {
+            let number = texts.next().flatten().map_or(Ok(0), |text| text.parse::<i64>())?;
+            let counter = self.counters[key];
+            let possible = counter.answered <= number && number <= counter.sent;
+            ensure!(possible, "{} is {number}, known is {counter:?}", self.counter(key));
+            let text = texts.next().flatten();
+            let setting = &self.settings[key];
+            let possible = text == setting.answered || setting.open.iter().any(|(_, open)| Some(open) == text.as_ref());
+            ensure!(possible, "{} is {:?}, known is {}", self.setting(key), short(&text), describe(setting));
+            if others {
+                // What was open has been done, or never will be.
+                self.counters[key] = Counter { answered: number, sent: number };
+                self.settings[key] = Setting { answered: text, open: Vec::new() };
+            }
+        }
+        Ok(())
     }
 
     /// A value that no other write has: mostly short, now and then long.
     fn value(&mut self) -> String {
         self.values += 1;
-        let length = match self.random.below(50) {
+        let length = match self.random.below(200) {
             0 => self.random.below(VALUE_MAX),
             _ => self.random.below(100),
         };

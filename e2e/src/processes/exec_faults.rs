@@ -1,0 +1,191 @@
+//! What can die or stop around an unmodified program under `tailwind-exec`, and what has to follow from it.
+//!
+//! Used by the tests of such programs.
+
+use anyhow::{Result, ensure};
+use rustix::process::{Signal, kill_process};
+
+use super::exec::{Containers, Ended, LOST};
+use super::group::{Group, Process};
+use super::steps::wait_for_standby;
+use crate::workload::Random;
+
+/// A program beside each sidecar of a group of two.
+pub trait Service {
+    /// A connection that can write.
+    type Connection: Connection;
+
+    /// What the programs run in.
+    fn containers(&self) -> &Containers;
+
+    /// Waits until one serves, which it proves by a write that is confirmed.
+    fn wait_until_serves(&self, index: usize) -> Result<Self::Connection>;
+}
+
+/// A connection to a program.
+pub trait Connection {
+    /// Sends a write that has not been sent before.
+    fn send_write(&mut self) -> Result<()>;
+
+    /// Waits until the write is confirmed. Fails when the connection has ended, and panics at anything else.
+    fn confirmed(&mut self) -> Result<()>;
+}
+
+/// What dies or stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// SIGKILL to the program alone.
+    ProgramIsKilled,
+    /// SIGTERM to the supervisor, which passes it on.
+    ProgramIsTerminated,
+    /// SIGKILL.
+    SupervisorIsKilled,
+    /// SIGKILL to the primary.
+    SidecarIsKilled,
+    /// Both at once.
+    PodIsKilled,
+    /// SIGKILL to a member of the set.
+    BackupIsKilled,
+    /// The other pod.
+    StandbyIsKilled,
+    /// SIGSTOP to the primary until it is replaced, then SIGCONT.
+    SidecarIsFrozen,
+    /// SIGSTOP to the supervisor, then SIGCONT.
+    SupervisorIsFrozen,
+    /// The same, and meanwhile its sidecar dies and is replaced.
+    SupervisorIsFrozenAndSidecarKilled,
+}
+
+use Fault::*;
+
+impl Fault {
+    /// Each of them.
+    pub const ALL: [Fault; 10] = [
+        ProgramIsKilled,
+        SidecarIsFrozen,
+        SupervisorIsKilled,
+        BackupIsKilled,
+        SupervisorIsFrozen,
+        SidecarIsKilled,
+        ProgramIsTerminated,
+        SupervisorIsFrozenAndSidecarKilled,
+        PodIsKilled,
+        StandbyIsKilled,
+    ];
+
+    /// Does it beside the primary, and undoes it. `connection` leads to the primary's program; `load` waits until clients have
+    /// gone on.
+    pub fn inject<S: Service>(
+        self,
+        group: &mut Group,
+        service: &S,
+        primary: usize,
+        connection: S::Connection,
+        random: &mut Random,
+        mut load: impl FnMut(),
+    ) -> Result<()> {
+        let containers = service.containers();
+        let other = 1 - primary;
+        let before = containers.ends(primary);
+        let ends_with = |expected: Ended| {
+            let ended = containers.wait_for_end(primary, before)?;
+            ensure!(ended == expected, "{self:?}: it ended with {ended:?} instead of {expected:?}");
+            Ok(())
+        };
+        match self {
+            ProgramIsKilled => {
+                kill_process(containers.program(primary)?, Signal::KILL)?;
+                ends_with(Ended::Code(128 + 9))?;
+            }
+            ProgramIsTerminated => {
+                containers.signal(primary, Signal::TERM)?;
+                ends_with(Ended::Code(0))?;
+            }
+            SupervisorIsKilled => {
+                containers.signal(primary, Signal::KILL)?;
+                ends_with(Ended::Signal(9))?;
+            }
+            SidecarIsKilled => {
+                group.kill_sidecar(primary)?;
+                ends_with(LOST)?;
+                service.wait_until_serves(other)?;
+                group.start_sidecar(primary)?;
+            }
+            PodIsKilled => {
+                // None of them sees the other go.
+                group.signal(Process::Sidecar(primary), Signal::STOP)?;
+                containers.signal(primary, Signal::KILL)?;
+                group.kill_sidecar(primary)?;
+                ends_with(Ended::Signal(9))?;
+                service.wait_until_serves(other)?;
+                group.start_sidecar(primary)?;
+            }
+            BackupIsKilled => {
+                let members = group.wait_for_full_set()?;
+                let victim = members[random.below(members.len() as u64) as usize];
+                group.kill_backup(victim)?;
+                load();
+                group.start_backup(victim)?;
+            }
+            StandbyIsKilled => {
+                let before = containers.ends(other);
+                containers.signal(other, Signal::KILL)?;
+                group.kill_sidecar(other)?;
+                let ended = containers.wait_for_end(other, before)?;
+                ensure!(ended == Ended::Signal(9), "the standby ended with {ended:?}");
+                load();
+                group.start_sidecar(other)?;
+            }
+            SidecarIsFrozen => {
+                group.freeze(Process::Sidecar(primary))?;
+                service.wait_until_serves(other)?;
+                let stale = Stale::write(connection)?;
+                group.signal(Process::Sidecar(primary), Signal::CONT)?;
+                stale.expect_no_confirmation()?;
+                ends_with(LOST)?;
+            }
+            SupervisorIsFrozen => {
+                containers.freeze(primary)?;
+                let mut late = Stale::write(connection)?;
+                containers.signal(primary, Signal::CONT)?;
+                late.connection.confirmed()?;
+            }
+            SupervisorIsFrozenAndSidecarKilled => {
+                containers.freeze(primary)?;
+                group.kill_sidecar(primary)?;
+                service.wait_until_serves(other)?;
+                let stale = Stale::write(connection)?;
+                containers.signal(primary, Signal::CONT)?;
+                stale.expect_no_confirmation()?;
+                ends_with(LOST)?;
+                group.start_sidecar(primary)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The primary, once every member and the standby are what they should be; a connection to its program.
+pub fn wait_until_whole<S: Service>(group: &Group, service: &S) -> Result<(usize, S::Connection)> {
+    group.wait_for_full_set()?;
+    let primary = group.wait_for_primary()?;
+    wait_for_standby(group, 1 - primary, primary)?;
+    Ok((primary, service.wait_until_serves(primary)?))
+}
+
+/// A write to a program whose syncs cannot be acknowledged.
+struct Stale<C: Connection> {
+    connection: C,
+}
+
+impl<C: Connection> Stale<C> {
+    fn write(mut connection: C) -> Result<Stale<C>> {
+        connection.send_write()?;
+        Ok(Stale { connection })
+    }
+
+    fn expect_no_confirmation(mut self) -> Result<()> {
+        ensure!(self.connection.confirmed().is_err(), "a write was confirmed after a successor had confirmed others");
+        Ok(())
+    }
+}
