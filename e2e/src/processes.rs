@@ -2,14 +2,18 @@
 //!
 //! [`group`] starts and stops processes, [`observer`] looks at them from outside, [`app`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`steps`] are what many
-//! tests do, [`damage`] spoils files, [`kv`] starts the example app beside sidecars,
-//! [`exec`] unmodified programs; [`redis`] is one, with clients that know what it has answered.
+//! tests do, [`damage`] spoils files, [`kv`] starts the example app beside sidecars.
+//!
+//! [`exec`] starts unmodified programs beside sidecars: [`redis`], and a service on [`sqlite`]. [`exec_client`] knows what they
+//! have answered, [`exec_faults`] is what dies around them.
 
 pub mod app;
 pub mod background;
 pub mod checker;
 pub mod damage;
 pub mod exec;
+pub mod exec_client;
+pub mod exec_faults;
 pub mod following;
 pub mod group;
 pub mod http;
@@ -18,4 +22,5 @@ pub mod observer;
 pub mod process;
 pub mod redis;
 pub mod resp;
+pub mod sqlite;
 pub mod steps;

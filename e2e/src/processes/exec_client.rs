@@ -1,6 +1,6 @@
 //! A client of an unmodified program, in a thread of its own: it writes, and knows what was answered.
 //!
-//! Used by [`redis`](super::redis), with a [`Writer`] of its own.
+//! Used by [`redis`](super::redis) and [`sqlite`](super::sqlite), each with a [`Writer`] of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

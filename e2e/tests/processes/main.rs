@@ -25,4 +25,5 @@ mod readme;
 mod redis;
 mod ring;
 mod silent_connections;
+mod sqlite;
 mod status;
