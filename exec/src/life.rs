@@ -305,19 +305,18 @@ fn lead(
     let begin = Record::Begin { next: image.next() };
     let operations = image.fold(&begin)?;
     directory.carry_out(&image, &operations)?;
-    for name in &options.remove_at_start {
-        remove_at_start(&ground.directory, name)?;
-    }
     let left = directory.finish(&image).context("prepare the directory")?;
     let bounds = Bounds { record: appends.record_max(), ..options.bounds };
     let mut volume = Volume::new(bounds, image, left).context("watch the directory")?;
+    // The log has them: only now is it seen that they go.
+    for name in &options.remove_at_start {
+        remove_at_start(&ground.directory, name)?;
+    }
     let mut records = vec![begin.encode()];
     let taken = if ground.foreign {
         volume.import().and_then(|()| volume.capture_all(&mut records))
-    } else if options.remove_at_start.is_empty() {
-        Ok(())
     } else {
-        volume.relist().and_then(|()| volume.capture_names(&mut records))
+        volume.capture_names(&mut records)
     };
     if let Err(Refusal::Lost(why) | Refusal::Full(why)) = taken {
         bail!("the directory cannot be taken into the log: {why}");

@@ -456,7 +456,7 @@ impl Volume {
     }
 
     /// Lists the whole directory anew, and takes nothing for sure.
-    pub fn relist(&mut self) -> Result<(), Refusal> {
+    fn relist(&mut self) -> Result<(), Refusal> {
         info!("lists the volume anew and compares all of it");
         self.tree.forget_entries();
         self.files.values_mut().for_each(File::suspect);
