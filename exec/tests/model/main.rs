@@ -1,8 +1,8 @@
 //! Random programs, run for real under the supervisor, and judged at every point at which the power could have failed.
 //!
 //! A *player* is a process of several threads and children that writes, seeks, truncates, maps, renames, links and syncs at
-//! random, in a directory on tmpfs or a disk, and keeps a journal elsewhere: what each file and the directory were after each step, and
-//! which syncs returned. The supervisor that follows it is the product's, with a log in memory whose acks come late. Then each
+//! random, in a directory on tmpfs or a disk, and keeps a journal elsewhere: what each file and the directory were after each
+//! step, and which syncs returned. The supervisor that follows it is the product's, with a log in memory whose acks come late. Then each
 //! prefix of the log, batch by batch, is a power failure: the *judge* folds it by rules of its own, and says whether POSIX allows
 //! that state after one, with all syncs that had returned by then. The last state has to be the directory itself, and is where
 //! the next turn begins.
@@ -68,11 +68,11 @@ fn number(variable: &str) -> Option<u64> {
 
 fn clean(cases: u64) -> Result<(), String> {
     let first = number("TAILWIND_EXEC_SEED").unwrap_or(1);
-    each(first..first + cases, None)
+    each(first..first + cases, None)?.map_or(Ok(()), Err)
 }
 
-/// Plays cases beside each other. The first failure by its seed, if there is one.
-fn each(seeds: std::ops::Range<u64>, bug: Option<&str>) -> Result<(), String> {
+/// Plays cases beside each other. What the first one has found that found anything; an error if the test itself fails.
+fn each(seeds: std::ops::Range<u64>, bug: Option<&str>) -> Result<Option<String>, String> {
     let next = std::sync::atomic::AtomicU64::new(seeds.start);
     let failure = std::sync::Mutex::new(None);
     std::thread::scope(|scope| {
@@ -83,19 +83,21 @@ fn each(seeds: std::ops::Range<u64>, bug: Option<&str>) -> Result<(), String> {
                     if seed >= seeds.end || failure.lock().expect("no panic").is_some() {
                         return;
                     }
-                    if let Err(why) = case(seed, bug) {
-                        let mut failure = failure.lock().expect("no panic");
-                        failure.get_or_insert(format!("seed {seed}: {why}"));
-                    }
+                    let found = match case(seed, bug) {
+                        Ok(None) => continue,
+                        Ok(Some(what)) => Ok(format!("seed {seed}: {what}")),
+                        Err(why) => Err(format!("seed {seed}: {why}")),
+                    };
+                    failure.lock().expect("no panic").get_or_insert(found);
                 }
             });
         }
     });
-    failure.into_inner().expect("no panic").map_or(Ok(()), Err)
+    failure.into_inner().expect("no panic").transpose()
 }
 
-/// One case in a process of its own, so that its program is all that descends from it.
-fn case(seed: u64, bug: Option<&str>) -> Result<(), String> {
+/// One case in processes of its own, so that its program is all that descends from them. What it found.
+fn case(seed: u64, bug: Option<&str>) -> Result<Option<String>, String> {
     let (disk, memory) = (tempfile::tempdir(), tempfile::tempdir_in("/dev/shm"));
     let (disk, memory) = (disk.map_err(|e| e.to_string())?, memory.map_err(|e| e.to_string())?);
     // A file system on a disk gives an inode that is free again to the next file; tmpfs does not. The journal is on the other.
@@ -109,11 +111,14 @@ fn case(seed: u64, bug: Option<&str>) -> Result<(), String> {
             command.env("TAILWIND_EXEC_PLANTED", bug);
         }
         let output = command.output().map_err(|e| e.to_string())?;
-        if !output.status.success() {
-            return Err(format!("turn {turn}: {}", String::from_utf8_lossy(&output.stderr)));
+        let told = String::from_utf8_lossy(&output.stderr);
+        match output.status.code() {
+            Some(0) => {}
+            Some(code) if code == i32::from(turn::FOUND) => return Ok(Some(format!("turn {turn}: {told}"))),
+            _ => return Err(format!("turn {turn} ends with {}: {told}", output.status)),
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Each bug is found within so many cases.
@@ -123,10 +128,10 @@ fn planted_bugs() -> Result<(), String> {
     let mut missed = Vec::new();
     for bug in tailwind_exec::planted::Bug::ALL {
         let name = bug.name();
-        match each(1..1 + WITHIN, Some(name)) {
-            Ok(()) => missed.push(name),
-            Err(why) if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_some() => println!("{name}: {why}"),
-            Err(_) => {}
+        match each(1..1 + WITHIN, Some(name))? {
+            None => missed.push(name),
+            Some(what) if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_some() => println!("{name}: {what}"),
+            Some(_) => {}
         }
     }
     if missed.is_empty() { Ok(()) } else { Err(format!("not found within {WITHIN} cases: {}", missed.join(", "))) }
