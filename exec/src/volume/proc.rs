@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
@@ -159,32 +160,58 @@ fn lineage(parents: &HashMap<u32, u32>, process: u32, own: u32) -> Lineage {
     Lineage::Broken
 }
 
+/// How long a process may take from the beginning of its end until its descriptors are closed: it gives its memory back before.
+const END_TIME: Duration = Duration::from_secs(10);
+const END_PAUSE: Duration = Duration::from_micros(100);
+
 /// All descriptors of the program that may write to a regular file of a device.
 pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
     let mut found = Vec::new();
     let processes = descendants().map_err(|source| Hidden { process: std::process::id(), source })?;
     for process in processes {
-        let directory = match fs::read_dir(format!("/proc/{process}/fd")) {
-            Ok(directory) => directory,
-            Err(error) if has_ended(&error) => continue,
-            // One that has ended and was not waited for has no descriptors, and nobody may look.
-            Err(_) if is_zombie(process) => continue,
-            Err(source) => return Err(Hidden { process, source }),
+        let mut ends_by = None;
+        loop {
+            match writers_of(process, device) {
+                Ok(writers) => found.extend(writers),
+                Err(error) if has_ended(&error) => {}
+                Err(source) => match state(process) {
+                    // Nobody but root may look at it: it has descriptors no more, and closing them was an event of its own.
+                    State::Ended => {}
+                    // As little; but it may still have some, with bytes that a sync owes.
+                    State::Ends if Instant::now() < *ends_by.get_or_insert_with(|| Instant::now() + END_TIME) => {
+                        std::thread::sleep(END_PAUSE);
+                        continue;
+                    }
+                    _ => return Err(Hidden { process, source }),
+                },
+            }
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Those of one process. One that ends meanwhile is an error: the list would lack descriptors that are still open.
+fn writers_of(process: u32, device: u64) -> io::Result<Vec<Writer>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
+        let Some(descriptor) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let identity = match identity(format!("/proc/{process}/fd/{descriptor}"), CWD, AtFlags::empty()) {
+            Ok(identity) => identity,
+            // Closed.
+            Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(errno.into()),
         };
-        for entry in directory {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) if has_ended(&error) => break,
-                Err(source) => return Err(Hidden { process, source }),
-            };
-            let Some(descriptor) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let is_file = |identity: &Identity| identity.device == device && identity.kind == FileType::RegularFile;
-            if self::descriptor(Thread(process), Descriptor(descriptor)).filter(is_file).is_none() {
-                continue;
+        if identity.device != device || identity.kind != FileType::RegularFile {
+            continue;
+        }
+        match fs::read_to_string(format!("/proc/{process}/fdinfo/{descriptor}")) {
+            Ok(text) => {
+                let info = parse_info(&text).filter(|info| info.writable);
+                found.extend(info.map(|info| Writer { process, descriptor, info }));
             }
-            if let Some(info) = info(process, descriptor).filter(|info| info.writable) {
-                found.push(Writer { process, descriptor, info });
-            }
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(found)
@@ -194,11 +221,34 @@ fn has_ended(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
 }
 
-fn is_zombie(process: u32) -> bool {
-    let state = |text: String| text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().next().map(str::to_owned);
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok();
-    // Gone by now will do as well.
-    text.and_then(state).is_none_or(|state| state == "Z" || state == "X")
+/// How far a process is from its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Lives,
+    /// It makes no calls any more, and belongs to root.
+    Ends,
+    /// It was not waited for, or is gone.
+    Ended,
+}
+
+fn state(process: u32) -> State {
+    match fs::read_to_string(format!("/proc/{process}/stat")) {
+        Ok(text) => parse_state(&text).unwrap_or(State::Lives),
+        Err(_) => State::Ended,
+    }
+}
+
+fn parse_state(text: &str) -> Option<State> {
+    // `PF_EXITING` in the kernel's `include/linux/sched.h`.
+    const EXITING: u64 = 4;
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let letter = fields.next()?;
+    let flags: u64 = fields.nth(5)?.parse().ok()?;
+    Some(match letter {
+        "Z" | "X" => State::Ended,
+        _ if flags & EXITING != 0 => State::Ends,
+        _ => State::Lives,
+    })
 }
 
 /// The inodes of a device that a thread has mapped in `address..address + length`.
@@ -229,6 +279,15 @@ mod tests {
         assert_eq!(parse_info(text), Some(Info { position: 42, inode: 77, mount: 31, writable: true }));
         assert_eq!(parse_info(&text.replace("0102002", "0100000")).map(|info| info.writable), Some(false));
         assert_eq!(parse_info("pos:\t1\n"), None);
+    }
+
+    #[test]
+    fn states_are_read() {
+        let stat = |state: &str, flags: u64| parse_state(&format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 99 0"));
+        assert_eq!(stat("S", 0x40_4000), Some(State::Lives));
+        assert_eq!(stat("R", 0x40_4004), Some(State::Ends));
+        assert_eq!(stat("Z", 0x40_4004), Some(State::Ended));
+        assert_eq!(state(std::process::id()), State::Lives);
     }
 
     #[test]

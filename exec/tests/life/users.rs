@@ -1,0 +1,53 @@
+//! As a user without privileges, as containers should be.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+
+use rustix::process::geteuid;
+
+use crate::sidecar::Sidecar;
+use crate::{EXEC, Place, Running};
+
+/// The user `nobody`.
+const NOBODY: u32 = 65534;
+
+/// `tailwind-exec` and a shell script, as another user than root.
+fn start(place: &Place, sidecar: &Sidecar, script: &str) -> Running {
+    // Where that user may execute it.
+    let program = place.path().join("tailwind-exec");
+    fs::copy(EXEC, &program).unwrap();
+    let mut command = if geteuid().is_root() {
+        fs::set_permissions(sidecar.socket(), fs::Permissions::from_mode(0o666)).unwrap();
+        chown(place.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        let mut command = place.command("setpriv");
+        let user = NOBODY.to_string();
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).arg(program);
+        command
+    } else {
+        place.command(program.to_str().unwrap())
+    };
+    command.arg("--dir").arg(place.volume()).args(["--without-pid-1", "--files-max", "1000"]);
+    command.arg("--socket").arg(sidecar.socket()).args(["--", "sh", "-c", script]);
+    Running { child: command.spawn().unwrap() }
+}
+
+/// A process that is about to end belongs to root in `/proc`, before it is a zombie.
+#[test]
+fn processes_that_end_disturb_no_sync() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = "
+        for loop in 1 2 3; do
+            (while [ ! -e done ]; do /bin/true; done) &
+        done
+        count=0
+        while [ $count -lt 400 ]; do
+            echo line >>volume/file
+            sync volume/file || exit 3
+            count=$((count + 1))
+        done
+        touch done
+        wait";
+    let status = start(&place, &sidecar, script).wait();
+    assert_eq!(status.code(), Some(0), "{}", place.read("stderr"));
+}
