@@ -351,11 +351,16 @@ fn lead(
     let mut supervisor = Supervisor::new(&mut program, volume, appends, outside, logged);
     let result = supervisor.run();
     if let Err(loss) = &result {
-        warn!(%loss, on_loss = ?options.on_loss, "the program may not go on; start this again, and it follows the log");
-        if options.on_loss == OnLoss::Term
-            && let Err(error) = supervisor.wind_down(TERM_TIME)
-        {
-            warn!(%error, "the program cannot end in order");
+        match options.on_loss {
+            OnLoss::Kill => {
+                warn!(%loss, "the program may not go on and is killed; start this again, and it follows the log");
+            }
+            OnLoss::Term => {
+                warn!(%loss, "the program may not go on and has to end; start this again, and it follows the log");
+                if let Err(error) = supervisor.wind_down(TERM_TIME) {
+                    warn!(%error, "the program cannot end in order");
+                }
+            }
         }
     }
     // Nobody answers its calls any more; nobody may be left who serves clients.

@@ -81,6 +81,8 @@ impl Containers {
             let log = group.folder().join("logs").join(format!("{name}{index}-exec.log"));
             let mut arguments: Vec<OsString> = vec!["--socket".into(), group.socket(index).into()];
             arguments.extend(["--dir".into(), directory.clone().into()]);
+            // Tests may run in a container themselves, and with few descriptors.
+            arguments.extend(["--without-pid-1", "--files-max", "1000"].map(OsString::from));
             arguments.extend(options.iter().map(OsString::from));
             arguments.push("--".into());
             arguments.extend(program(index, &directory));

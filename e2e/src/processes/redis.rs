@@ -38,11 +38,20 @@ pub struct Servers {
 impl Servers {
     /// Starts `tailwind-exec` beside each sidecar.
     pub fn start(group: &Group) -> Result<Servers> {
-        Servers::start_with(group, &[])
+        Servers::launch(group, &[], &[])
     }
 
     /// The same, with more options of Redis, or other values.
     pub fn start_with(group: &Group, options: &[&str]) -> Result<Servers> {
+        Servers::launch(group, &[], options)
+    }
+
+    /// The same, with more options of `tailwind-exec`.
+    pub fn start_under(group: &Group, options: &[&str]) -> Result<Servers> {
+        Servers::launch(group, options, &[])
+    }
+
+    fn launch(group: &Group, exec: &[&str], options: &[&str]) -> Result<Servers> {
         let program = installed("redis-server", "redis-server")?;
         let ports = (0..group.sidecars()).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
         let log = |index: usize| group.folder().join("logs").join(format!("redis{index}.log"));
@@ -56,7 +65,7 @@ impl Servers {
             command.extend(options.iter().map(OsString::from));
             command
         };
-        let containers = Containers::start("redis", group, &[], command)?;
+        let containers = Containers::start("redis", group, exec, command)?;
         let logs = (0..group.sidecars()).map(log).collect();
         Ok(Servers { containers, ports, logs })
     }
