@@ -18,6 +18,7 @@ mod examples;
 mod follows;
 mod kills;
 mod kv;
+mod lease;
 mod messages;
 mod pods;
 mod pulls;
