@@ -4,6 +4,7 @@
 pub mod appends;
 pub mod blocks;
 pub mod call;
+pub mod command_line;
 pub mod compare;
 pub mod container;
 pub mod descriptors;

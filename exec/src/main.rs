@@ -1,120 +1,18 @@
 //! `tailwind-exec`: runs an unmodified program whose files are replicated.
 
-use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser};
+use tailwind_exec::command_line::{Command, CommandLine, DoctorOptions, RunOptions};
 use tailwind_exec::doctor::{self, Finding};
 use tailwind_exec::dry_run;
 use tailwind_exec::life::{self, Options};
-use tailwind_exec::supervisor::OnLoss;
 use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
-
-/// By default.
-const FILES_MAX: usize = 20_000;
-/// Barriers come six times as often: below 60 ms a busy host would lose leases for nothing. Up to an hour.
-const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;
-
-const EXAMPLE: &str = "\
-Example: a Redis that loses no acknowledged write, beside each of two or more sidecars of one group
-
-  tailwind-exec --socket /run/tailwind/append.sock --dir /vol/data -- \\
-    redis-server --dir /vol/data --appendonly yes --appendfsync always --save ''
-
-Whether this host will do, and then whether the program fits: tailwind-exec doctor --dir /vol/data; --dry-run
-
-One of them runs Redis; each other one keeps its directory the same, and starts Redis when its sidecar becomes primary.
-
-Exit codes: that of the program, 128 + N if signal N ended it; 75 if the role was lost (start it again); 1 if it could not
-start; 2 for wrong arguments.";
-
-/// Runs a program as it is, and replicates the files of one directory: each fsync returns only when every backup has what was
-/// written.
-#[derive(Parser)]
-#[command(version, after_help = EXAMPLE, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-struct CommandLine {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    run: Option<RunOptions>,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Check whether a program can be followed here, with advice if not
-    Doctor(DoctorOptions),
-    /// What `doctor` follows.
-    #[command(hide = true)]
-    DoctorChild {
-        /// Its directory.
-        directory: PathBuf,
-    },
-}
-
-#[derive(Args)]
-#[command(after_help = "Exit codes: 0 if everything will do; 1 if not; 2 for wrong arguments.")]
-struct DoctorOptions {
-    /// The directory that will be replicated; it need not exist, and is not touched
-    #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]
-    dir: PathBuf,
-    /// Most files, directories and links
-    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
-    files_max: usize,
-}
-
-#[derive(Args)]
-struct RunOptions {
-    /// The sidecar's append socket
-    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", default_value = "/run/tailwind/append.sock")]
-    socket: PathBuf,
-    /// The directory that is replicated: a folder inside of a volume of its own (an emptyDir). It is filled from the log
-    #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]
-    dir: PathBuf,
-    /// Most bytes in the directory; a sync beyond it fails with ENOSPC
-    #[arg(long, env = "TAILWIND_BYTES_MAX", value_name = "BYTES", default_value_t = 4 << 30)]
-    bytes_max: u64,
-    /// Most files, directories and links; a descriptor is held for each
-    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
-    files_max: usize,
-    /// Most bytes that one sync may have to compare; beyond it the file's syncs fail
-    #[arg(long, env = "TAILWIND_SCAN_MAX", value_name = "BYTES", default_value_t = 1 << 30)]
-    scan_max: u64,
-    /// Bytes of log at which it is trimmed, if they are more than twice those of the files
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
-    trim_after: u64,
-    /// Take the files that are in the directory into a log that is still empty
-    #[arg(long)]
-    import: bool,
-    /// Let syncs of files below this path, outside of --dir, go to the kernel: they are not replicated
-    #[arg(long, value_name = "PATH")]
-    outside: Vec<PathBuf>,
-    /// Remove this file of --dir before the program starts, such as a stale postmaster.pid
-    #[arg(long, value_name = "NAME")]
-    remove_at_start: Vec<PathBuf>,
-    /// Start although another process is PID 1 of the container. If tailwind-exec is killed then, processes of the program in
-    /// sessions of their own live on, and answer reads from their memory
-    #[arg(long)]
-    without_pid_1: bool,
-    /// What the program gets when the role is lost
-    #[arg(long, env = "TAILWIND_ON_LOSS", value_enum, default_value_t)]
-    on_loss: OnLoss,
-    /// Kill the program so many milliseconds after the last proof that this sidecar was primary: then no read is answered from
-    /// outdated memory. A new primary starts its program 1.2 times as long after its turn. The same value on all hosts
-    #[arg(long, env = "TAILWIND_LEASE", value_name = "MS", value_parser = clap::value_parser!(u64).range(LEASE_MS))]
-    lease: Option<u64>,
-    /// Try whether the program fits: without a log and a sidecar each sync is confirmed at once, nothing is replicated, and at
-    /// the end a report says what was refused or failed, and what following it has cost. Use a copy of its data
-    #[arg(long)]
-    dry_run: bool,
-    /// The program and its arguments
-    #[arg(required = true, last = true, value_name = "PROGRAM")]
-    program: Vec<OsString>,
-}
 
 fn main() -> ExitCode {
     let CommandLine { command, run } = CommandLine::parse();
