@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::unix::fs::chown;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,10 +18,12 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 
 use super::group::Group;
 use super::observer::TIMEOUT;
-use super::process::{POLL_INTERVAL, exec_program, is_stopped};
+use super::process::{NOBODY, POLL_INTERVAL, exec_program, is_stopped};
 use crate::logs::{check, keep, last_lines};
 use crate::wait::poll;
 
+/// Words of the warnings that a supervisor rightly writes where these tests run, and when others die.
+pub const EXPECTED: [&str; 3] = ["not PID 1", "the program may not go on", "waits for the sidecar"];
 /// The exit code of one that has lost the role.
 pub const LOST: Ended = Ended::Code(75);
 /// Lines of each log that a failure shows.
@@ -60,9 +63,20 @@ struct Container {
 #[derive(Debug, Default)]
 struct Life {
     child: Option<Child>,
+    /// The child only waits for its own child, the supervisor, which is the first process of a namespace.
+    inside: bool,
+    /// The supervisor got SIGKILL.
+    killed: bool,
     ends: Vec<Ended>,
     error: Option<String>,
     over: bool,
+}
+
+impl Life {
+    fn supervisor(&self) -> Option<Pid> {
+        let child = Pid::from_child(self.child.as_ref()?);
+        if self.inside { first_child(child) } else { Some(child) }
+    }
 }
 
 impl Containers {
@@ -73,21 +87,59 @@ impl Containers {
         options: &[&str],
         program: impl Fn(usize, &Path) -> Vec<OsString>,
     ) -> Result<Containers> {
+        Containers::start_each(name, group, options, program, None)
+    }
+
+    /// The same as the user `nobody`, each in namespaces of its own, so that it is the first process there as in a container.
+    /// Needs root.
+    pub fn start_as_nobody(
+        name: &'static str,
+        group: &Group,
+        options: &[&str],
+        program: impl Fn(usize, &Path) -> Vec<OsString>,
+    ) -> Result<Containers> {
+        // Where that user may execute it.
+        let copy = group.memory().join("tailwind-exec");
+        fs::copy(exec_program()?, &copy).context("copy tailwind-exec")?;
+        Containers::start_each(name, group, options, program, Some(&copy))
+    }
+
+    fn start_each(
+        name: &'static str,
+        group: &Group,
+        options: &[&str],
+        program: impl Fn(usize, &Path) -> Vec<OsString>,
+        as_nobody: Option<&Path>,
+    ) -> Result<Containers> {
         let mut containers = Vec::new();
         for index in 0..group.sidecars() {
             // In memory: the volume's file system has to be one that tailwind-exec takes.
             let directory = group.memory().join(format!("{name}{index}")).join("data");
             fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
             let log = group.folder().join("logs").join(format!("{name}{index}-exec.log"));
-            let mut arguments: Vec<OsString> = vec!["--socket".into(), group.socket(index).into()];
+            let mut arguments: Vec<OsString> = Vec::new();
+            match as_nobody {
+                // These tests may run in a container themselves.
+                None => arguments.extend([exec_program()?.into(), "--without-pid-1".into()]),
+                Some(copy) => {
+                    let user: u32 = NOBODY.parse()?;
+                    for folder in directory.ancestors().take(2) {
+                        chown(folder, Some(user), Some(user)).context("give a folder away")?;
+                    }
+                    arguments.extend(["unshare", "--pid", "--ipc", "--mount-proc", "--fork"].map(OsString::from));
+                    arguments.extend(["setpriv", "--reuid", NOBODY, "--regid", NOBODY].map(OsString::from));
+                    arguments.extend(["--clear-groups".into(), copy.into()]);
+                }
+            }
+            arguments.extend(["--socket".into(), group.socket(index).into()]);
             arguments.extend(["--dir".into(), directory.clone().into()]);
-            // Tests may run in a container themselves, and with few descriptors.
-            arguments.extend(["--without-pid-1", "--files-max", "1000"].map(OsString::from));
+            // So few that the usual limit of descriptors is enough.
+            arguments.extend(["--files-max", "4000"].map(OsString::from));
             arguments.extend(options.iter().map(OsString::from));
             arguments.push("--".into());
             arguments.extend(program(index, &directory));
-            let life = Arc::new(Mutex::new(Life::default()));
-            let runtime = Runtime { arguments, log: log.clone(), life: Arc::clone(&life), program: exec_program()? };
+            let life = Arc::new(Mutex::new(Life { inside: as_nobody.is_some(), ..Life::default() }));
+            let runtime = Runtime { arguments, log: log.clone(), life: Arc::clone(&life) };
             let runtime = Some(std::thread::spawn(move || runtime.run()));
             containers.push(Container { directory, log, life, runtime });
         }
@@ -118,21 +170,22 @@ impl Containers {
     /// Sends a signal to the supervisor.
     pub fn signal(&self, index: usize, signal: Signal) -> Result<()> {
         // Nobody else waits for it while the lock is held, so the number is its own.
-        let life = self.life(index);
-        let child = life.child.as_ref().with_context(|| format!("{}{index} does not run", self.name))?;
-        Ok(kill_process(Pid::from_child(child), signal)?)
+        let mut life = self.life(index);
+        let pid = life.supervisor().with_context(|| format!("{}{index} does not run", self.name))?;
+        life.killed |= signal == Signal::KILL;
+        Ok(kill_process(pid, signal)?)
     }
 
     /// The program, which is the supervisor's first child.
     pub fn program(&self, index: usize) -> Result<Pid> {
-        let supervisor = self.life(index).child.as_ref().map(Child::id).context("it has ended")?;
-        first_child(supervisor as i32).with_context(|| format!("{}{index} has no program", self.name))
+        let supervisor = self.supervisor(index)?;
+        first_child(supervisor).with_context(|| format!("{}{index} has no program", self.name))
     }
 
     /// Stops the supervisor (SIGSTOP), not its program, and waits until each of its threads has stopped.
     pub fn freeze(&self, index: usize) -> Result<()> {
         self.signal(index, Signal::STOP)?;
-        let pid = self.life(index).child.as_ref().map(Child::id).context("it has ended")?;
+        let pid = self.supervisor(index)?.as_raw_pid() as u32;
         self.wait("the supervisor to stop", || is_stopped(pid).then_some(()))
     }
 
@@ -150,7 +203,8 @@ impl Containers {
             }
             let log = fs::read_to_string(&container.log)?;
             ensure!(!log.is_empty(), "{} is empty", container.log.display());
-            check([(format!("{}{index}", self.name), log.lines().map(str::to_owned).collect())], expected)?;
+            let lines = log.lines().filter(|line| !line.starts_with("unshare: ")).map(str::to_owned);
+            check([(format!("{}{index}", self.name), lines.collect())], expected)?;
         }
         Ok(())
     }
@@ -162,6 +216,10 @@ impl Containers {
             last_lines(&format!("{}{index}", self.name), log.lines(), LINES_SHOWN)
         };
         self.containers.iter().enumerate().map(lines).collect()
+    }
+
+    fn supervisor(&self, index: usize) -> Result<Pid> {
+        self.life(index).supervisor().with_context(|| format!("{}{index} does not run", self.name))
     }
 
     fn life(&self, index: usize) -> MutexGuard<'_, Life> {
@@ -188,7 +246,7 @@ impl Drop for Containers {
 
 /// What starts a container again and again, in a thread of its own.
 struct Runtime {
-    program: PathBuf,
+    /// Program and arguments.
     arguments: Vec<OsString>,
     log: PathBuf,
     life: Arc<Mutex<Life>>,
@@ -209,15 +267,22 @@ impl Runtime {
             // It stays a zombie, so the group's number is not given to others until all its processes are gone.
             let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
             while waitid(WaitId::Pid(pid), exited)?.is_none() {
-                if lock(&self.life).over {
-                    kill_process(pid, Signal::KILL)?;
+                let life = lock(&self.life);
+                if life.over {
+                    // It may have ended just now.
+                    let _ = kill_process(life.supervisor().unwrap_or(pid), Signal::KILL);
                 }
+                drop(life);
                 std::thread::sleep(POLL_INTERVAL);
             }
             kill_rest(pid)?;
             let mut life = lock(&self.life);
             if let Some(mut child) = life.child.take() {
-                let ended = child.wait()?.into();
+                let mut ended = child.wait()?.into();
+                // unshare(1) wants to die of the same signal as its child, and fails.
+                if life.inside && std::mem::take(&mut life.killed) && ended == Ended::Code(1) {
+                    ended = Ended::Signal(9);
+                }
                 life.ends.push(ended);
             }
         }
@@ -227,10 +292,11 @@ impl Runtime {
     fn start(&self) -> Result<Child> {
         let log = File::options().create(true).append(true).open(&self.log);
         let log = log.with_context(|| format!("open {}", self.log.display()))?;
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments).env("NO_COLOR", "1").process_group(0);
+        let [program, arguments @ ..] = &self.arguments[..] else { bail!("no program") };
+        let mut command = Command::new(program);
+        command.args(arguments).env("NO_COLOR", "1").process_group(0);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        command.spawn().with_context(|| format!("start {}", self.program.display()))
+        command.spawn().with_context(|| format!("start {}", program.display()))
     }
 }
 
@@ -247,8 +313,8 @@ fn kill_rest(group: Pid) -> Result<()> {
 }
 
 /// The oldest child of a process, from proc(5).
-pub fn first_child(pid: i32) -> Option<Pid> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+pub fn first_child(pid: Pid) -> Option<Pid> {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", pid.as_raw_pid())).ok()?;
     Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 

@@ -18,6 +18,11 @@ pub trait Service {
     /// What the programs run in.
     fn containers(&self) -> &Containers;
 
+    /// The signal that asks a program for an orderly end.
+    fn termination(&self) -> Signal {
+        Signal::TERM
+    }
+
     /// Waits until one serves, which it proves by a write that is confirmed.
     fn wait_until_serves(&self, index: usize) -> Result<Self::Connection>;
 }
@@ -36,7 +41,7 @@ pub trait Connection {
 pub enum Fault {
     /// SIGKILL to the program alone.
     ProgramIsKilled,
-    /// SIGTERM to the supervisor, which passes it on.
+    /// The signal for it to the supervisor, which passes it on.
     ProgramIsTerminated,
     /// SIGKILL.
     SupervisorIsKilled,
@@ -98,7 +103,7 @@ impl Fault {
                 ends_with(Ended::Code(128 + 9))?;
             }
             ProgramIsTerminated => {
-                containers.signal(primary, Signal::TERM)?;
+                containers.signal(primary, service.termination())?;
                 ends_with(Ended::Code(0))?;
             }
             SupervisorIsKilled => {

@@ -5,7 +5,7 @@
 
 use rustix::process::{Signal, kill_process};
 use tailwind_e2e::context::{TestContext, rounds};
-use tailwind_e2e::processes::exec::{Ended, LOST, first_child};
+use tailwind_e2e::processes::exec::{EXPECTED, Ended, LOST, first_child};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, wait_until_whole};
 use tailwind_e2e::processes::group::{Group, Setup};
@@ -27,8 +27,6 @@ mod tcp {
     }
 }
 
-/// Words of the warnings that a supervisor rightly writes when others die.
-const OUTAGE: [&str; 2] = ["the program may not go on and is killed", "waits for the sidecar"];
 /// Rounds of a test: both together play each event once.
 const ROUNDS: usize = 6;
 /// Rounds with one group. Its log is never trimmed.
@@ -98,7 +96,7 @@ impl Fixture {
             Event::RewriteIsKilled => {
                 let program = servers.containers.program(primary).unwrap();
                 // Unless it has ended, or is waited for at this moment.
-                if let Some(child) = first_child(program.as_raw_nonzero().get()) {
+                if let Some(child) = first_child(program) {
                     let _ = kill_process(child, Signal::KILL);
                 }
             }
@@ -139,7 +137,7 @@ impl Fixture {
         assert_eq!(digest(&mut redis), before);
 
         self.group.check_logs(&steps::OUTAGE).unwrap();
-        self.servers.containers.check_logs(&OUTAGE).unwrap();
+        self.servers.containers.check_logs(&EXPECTED).unwrap();
         for index in 0..2 {
             let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];
             let ended = self.servers.containers.ended(index);

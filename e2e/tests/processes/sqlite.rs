@@ -6,15 +6,13 @@
 use rustix::process::Signal;
 use serde_json::json;
 use tailwind_e2e::context::{TestContext, rounds};
-use tailwind_e2e::processes::exec::{Ended, LOST};
+use tailwind_e2e::processes::exec::{EXPECTED, Ended, LOST};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, wait_until_whole};
 use tailwind_e2e::processes::group::{Group, Setup};
 use tailwind_e2e::processes::sqlite::{Mode, Services, Writer};
 use tailwind_e2e::processes::steps;
 
-/// Words of the warnings that a supervisor rightly writes when others die.
-const OUTAGE: [&str; 2] = ["the program may not go on and is killed", "waits for the sidecar"];
 /// Rounds of a test: the three together play nearly each fault once.
 const ROUNDS: usize = 3;
 /// Rounds with one group. Its log is never trimmed.
@@ -119,7 +117,7 @@ impl Fixture {
         assert_eq!(connection.integrity().unwrap(), json!([["ok"]]));
 
         self.group.check_logs(&steps::OUTAGE).unwrap();
-        containers.check_logs(&OUTAGE).unwrap();
+        containers.check_logs(&EXPECTED).unwrap();
         for index in 0..2 {
             let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];
             let ended = containers.ended(index);
