@@ -156,6 +156,7 @@ need_unmodified() {
     need redis-server command -v redis-server
     need sqlite3 command -v sqlite3
     need python3 python3 -c 'import sqlite3'
+    need postgresql compgen -G '/usr/lib/postgresql/*/bin/postgres'
 }
 
 # What counts instructions: scripts/instructions.sh.

@@ -4,8 +4,8 @@
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`steps`] are what many
 //! tests do, [`damage`] spoils files, [`kv`] starts the example app beside sidecars.
 //!
-//! [`exec`] starts unmodified programs beside sidecars: [`redis`], and a service on [`sqlite`]. [`exec_client`] knows what they
-//! have answered, [`exec_faults`] is what dies around them.
+//! [`exec`] starts unmodified programs beside sidecars: [`redis`], [`postgres`], and a service on [`sqlite`]. [`exec_client`]
+//! knows what they have answered, [`exec_faults`] is what dies around them.
 
 pub mod app;
 pub mod background;
@@ -19,6 +19,7 @@ pub mod group;
 pub mod http;
 pub mod kv;
 pub mod observer;
+pub mod postgres;
 pub mod process;
 pub mod redis;
 pub mod resp;

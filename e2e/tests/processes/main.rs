@@ -21,6 +21,7 @@ mod kv;
 mod lease;
 mod messages;
 mod pods;
+mod postgres;
 mod pulls;
 mod readme;
 mod redis;
