@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process};
 
 use super::exec::{Containers, Ended, LOST};
 use super::group::{Group, Process};
-use super::steps::wait_for_standby;
+use super::steps::{OUTAGE, wait_for_standby};
 use crate::workload::Random;
 
 /// A program beside each sidecar of a group of two.
@@ -176,6 +176,20 @@ pub fn wait_until_whole<S: Service>(group: &Group, service: &S) -> Result<(usize
     let primary = group.wait_for_primary()?;
     wait_for_standby(group, 1 - primary, primary)?;
     Ok((primary, service.wait_until_serves(primary)?))
+}
+
+/// No process has logged or done what a healthy one does not when others die around it.
+pub fn check_health(group: &Group, containers: &Containers) -> Result<()> {
+    // A member that was away may have what was never acknowledged.
+    let outage: Vec<&str> = OUTAGE.into_iter().chain(["not part of the log: quarantined"]).collect();
+    group.check_logs(&outage)?;
+    containers.check_logs()?;
+    for index in 0..group.sidecars() {
+        let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];
+        let ended = containers.ended(index);
+        ensure!(ended.iter().all(|end| expected.contains(end)), "beside sidecar{index} they have ended so: {ended:?}");
+    }
+    Ok(())
 }
 
 /// A write to a program whose syncs cannot be acknowledged.

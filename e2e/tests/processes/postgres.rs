@@ -7,13 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
 use tailwind_e2e::context::{TestContext, is_root, rounds};
-use tailwind_e2e::processes::exec::{EXPECTED, Ended, LOST};
+use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_client::Client;
-use tailwind_e2e::processes::exec_faults::{Fault, Service, wait_until_whole};
+use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, wait_until_whole};
 use tailwind_e2e::processes::group::{Group, Setup};
 use tailwind_e2e::processes::postgres::{PostgresClient, Servers, Writer};
 use tailwind_e2e::processes::process::run_to_end;
-use tailwind_e2e::processes::steps;
 
 /// Rounds of a test.
 const ROUNDS: u64 = 2;
@@ -110,13 +109,7 @@ impl Fixture {
         assert!(ended.code == Some(0) && ended.out.is_empty(), "{ended:?}");
         self.clients_notice_lost_transactions(other, &mut connection);
 
-        self.group.check_logs(&steps::OUTAGE).unwrap();
-        containers.check_logs(&EXPECTED).unwrap();
-        for index in 0..2 {
-            let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];
-            let ended = containers.ended(index);
-            assert!(ended.iter().all(|end| expected.contains(end)), "postgres{index} has ended so: {ended:?}");
-        }
+        check_health(&self.group, containers).unwrap();
     }
 
     /// Where commits wait for no sync, the last ones are lost, and the clients must see that.

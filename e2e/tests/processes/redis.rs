@@ -5,13 +5,12 @@
 
 use rustix::process::{Signal, kill_process};
 use tailwind_e2e::context::{TestContext, rounds};
-use tailwind_e2e::processes::exec::{EXPECTED, Ended, LOST, first_child};
+use tailwind_e2e::processes::exec::{Ended, first_child};
 use tailwind_e2e::processes::exec_client::Client;
-use tailwind_e2e::processes::exec_faults::{Fault, Service, wait_until_whole};
+use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, wait_until_whole};
 use tailwind_e2e::processes::group::{Group, Setup};
 use tailwind_e2e::processes::redis::{Servers, Writer, info};
 use tailwind_e2e::processes::resp::{RespClient, RespValue};
-use tailwind_e2e::processes::steps;
 
 mod shm {
     #[test]
@@ -136,13 +135,7 @@ impl Fixture {
         let mut redis = self.servers.wait_until_serves(1 - primary).unwrap();
         assert_eq!(digest(&mut redis), before);
 
-        self.group.check_logs(&steps::OUTAGE).unwrap();
-        self.servers.containers.check_logs(&EXPECTED).unwrap();
-        for index in 0..2 {
-            let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];
-            let ended = self.servers.containers.ended(index);
-            assert!(ended.iter().all(|end| expected.contains(end)), "redis{index} has ended so: {ended:?}");
-        }
+        check_health(&self.group, &self.servers.containers).unwrap();
     }
 }
 

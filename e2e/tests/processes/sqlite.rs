@@ -6,12 +6,11 @@
 use rustix::process::Signal;
 use serde_json::json;
 use tailwind_e2e::context::{TestContext, rounds};
-use tailwind_e2e::processes::exec::{EXPECTED, Ended, LOST};
+use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_client::Client;
-use tailwind_e2e::processes::exec_faults::{Fault, Service, wait_until_whole};
+use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, wait_until_whole};
 use tailwind_e2e::processes::group::{Group, Setup};
 use tailwind_e2e::processes::sqlite::{Mode, Services, Writer};
-use tailwind_e2e::processes::steps;
 
 /// Rounds of a test: the three together play nearly each fault once.
 const ROUNDS: usize = 3;
@@ -116,13 +115,7 @@ impl Fixture {
         let mut connection = self.services.wait_until_serves(other).unwrap();
         assert_eq!(connection.integrity().unwrap(), json!([["ok"]]));
 
-        self.group.check_logs(&steps::OUTAGE).unwrap();
-        containers.check_logs(&EXPECTED).unwrap();
-        for index in 0..2 {
-            let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];
-            let ended = containers.ended(index);
-            assert!(ended.iter().all(|end| expected.contains(end)), "sqlite{index} has ended so: {ended:?}");
-        }
+        check_health(&self.group, containers).unwrap();
     }
 }
 
