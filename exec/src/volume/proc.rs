@@ -169,29 +169,38 @@ pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
     let mut found = Vec::new();
     let processes = descendants().map_err(|source| Hidden { process: std::process::id(), source })?;
     for process in processes {
-        let mut ends_by = None;
+        let (mut at, mut ends_by) = (process, None);
         loop {
-            match writers_of(process, device) {
-                Ok(writers) => found.extend(writers),
-                Err(error) if has_ended(&error) => {}
-                Err(source) => match state(process) {
-                    // Nobody but root may look at it: it has descriptors no more, and closing them was an event of its own.
-                    State::Ended => {}
-                    // As little; but it may still have some, with bytes that a sync owes.
-                    State::Ends if Instant::now() < *ends_by.get_or_insert_with(|| Instant::now() + END_TIME) => {
-                        std::thread::sleep(END_PAUSE);
-                        continue;
-                    }
-                    _ => return Err(Hidden { process, source }),
-                },
+            let looked = writers_of(at, device);
+            if let Ok(writers) = &looked
+                && !writers.is_empty()
+            {
+                found.extend(writers);
+                break;
             }
-            break;
+            match (state(at), looked) {
+                // Nobody but root may look at it, and it has no descriptors any more: closing them was an event of its own. But a
+                // process lives on without its first thread, as long as it has others.
+                (State::Ended, _) => match living_thread(process) {
+                    Some(thread) => at = thread,
+                    None => break,
+                },
+                (State::Lives, Ok(_)) => break,
+                // Another one has its number by now.
+                (State::Lives, Err(error)) if has_ended(&error) => {}
+                // As little may it be looked at; but it may still have some, with bytes that a sync owes.
+                (State::Ends, _) if Instant::now() < *ends_by.get_or_insert_with(|| Instant::now() + END_TIME) => {
+                    std::thread::sleep(END_PAUSE);
+                }
+                (State::Ends, Ok(_)) => break,
+                (_, Err(source)) => return Err(Hidden { process, source }),
+            }
         }
     }
     Ok(found)
 }
 
-/// Those of one process. One that ends meanwhile is an error: the list would lack descriptors that are still open.
+/// Those of one process, by its own number or that of a thread. One that ends meanwhile is an error: the list would lack descriptors that are still open.
 fn writers_of(process: u32, device: u64) -> io::Result<Vec<Writer>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
@@ -236,6 +245,15 @@ fn state(process: u32) -> State {
         Ok(text) => parse_state(&text).unwrap_or(State::Lives),
         Err(_) => State::Ended,
     }
+}
+
+/// A thread of a process that has not ended; one that makes calls, if there is one.
+fn living_thread(process: u32) -> Option<u32> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    let numbers = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    let states: Vec<(u32, State)> = numbers.map(|thread| (thread, state(thread))).collect();
+    let in_state = |wanted| states.iter().find(|(_, state)| *state == wanted).map(|(thread, _)| *thread);
+    in_state(State::Lives).or_else(|| in_state(State::Ends))
 }
 
 fn parse_state(text: &str) -> Option<State> {

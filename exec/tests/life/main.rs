@@ -14,6 +14,7 @@ mod page;
 mod pid_1;
 mod removal;
 mod sidecar;
+mod threads;
 mod users;
 
 use std::fs;

@@ -1,0 +1,42 @@
+//! A process whose first thread has ended, while others write: `/proc` shows its descriptors by these only.
+
+use crate::Place;
+use crate::sidecar::Sidecar;
+
+/// The second thread writes twice by one descriptor, and each time has a sync confirmed.
+const SCRIPT: &str = r#"
+import ctypes, os, threading, time
+
+def state():
+    return open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0]
+
+def write():
+    while state() != "Z":
+        time.sleep(0.001)
+    file = os.open("volume/file", os.O_RDWR)
+    for letters in [b"b" * 50, b"c" * 30]:
+        os.write(file, letters)
+        os.fsync(file)
+    print("confirmed", flush=True)
+    os.kill(os.getpid(), 9)
+
+with open("volume/file", "w") as file:
+    file.write("a" * 100)
+    file.flush()
+    os.fsync(file.fileno())
+threading.Thread(target=write).start()
+SYS_exit = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+ctypes.CDLL(None).syscall(SYS_exit, 0)
+"#;
+
+#[test]
+fn a_process_without_its_first_thread_is_followed() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    std::fs::write(place.path().join("script.py"), SCRIPT).unwrap();
+    let status = place.run(&sidecar, &[], "exec python3 script.py").wait();
+    assert_eq!((status.code(), place.read("stdout")), (Some(128 + 9), "confirmed\n".to_owned()));
+
+    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
+    assert_eq!(place.read("stdout"), "b".repeat(50) + &"c".repeat(30) + &"a".repeat(20));
+}
