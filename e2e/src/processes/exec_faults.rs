@@ -6,8 +6,9 @@ use anyhow::{Result, ensure};
 use rustix::process::{Signal, kill_process};
 
 use super::exec::{Containers, Ended, LOST};
-use super::group::{Group, Process};
+use super::group::{Group, Process, Setup};
 use super::steps::{OUTAGE, wait_for_standby};
+use crate::context::TestContext;
 use crate::workload::Random;
 
 /// A program beside each sidecar of a group of two.
@@ -168,6 +169,15 @@ impl Fault {
         }
         Ok(())
     }
+}
+
+/// Of a group for such tests: what is frozen is replaced, and nobody is only because the machine is busy. Dead processes are
+/// noticed at once all the same.
+pub fn setup(test: &TestContext, fabric: &str, segment_size: &str) -> Result<Setup> {
+    let mut setup = test.setup_with_default_timeouts(fabric)?;
+    setup.segment_size = segment_size.to_owned();
+    setup.sidecar_options.push(("--heartbeat-silence-ms", "2000".to_owned()));
+    Ok(setup)
 }
 
 /// The primary, once every member and the standby are what they should be; a connection to its program.

@@ -31,7 +31,12 @@ const SCRIPT: &str = r#"
 set -e
 programs=$1 data=$2/cluster port=$3
 exec >>"$4" 2>&1
-[ -s "$data/PG_VERSION" ] || "$programs/initdb" --auth trust --username tester --no-locale --encoding UTF8 --pgdata "$data"
+if [ ! -d "$data" ]; then
+    rm -rf "$data.new"
+    "$programs/initdb" --auth trust --username tester --no-locale --encoding UTF8 --pgdata "$data.new"
+    mv "$data.new" "$data"
+    sync "$2"
+fi
 shift 4
 exec "$programs/postgres" -D "$data" -p "$port" -c listen_addresses=127.0.0.1 -c unix_socket_directories= \
     -c wal_sync_method=fdatasync -c max_wal_size=32MB -c checkpoint_timeout=30s \

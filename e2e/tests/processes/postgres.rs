@@ -9,8 +9,8 @@ use rustix::process::Signal;
 use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_client::Client;
-use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, wait_until_whole};
-use tailwind_e2e::processes::group::{Group, Setup};
+use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
+use tailwind_e2e::processes::group::Group;
 use tailwind_e2e::processes::postgres::{PostgresClient, Servers, Writer};
 use tailwind_e2e::processes::process::run_to_end;
 
@@ -47,9 +47,9 @@ struct Fixture {
 impl Fixture {
     fn start() -> Fixture {
         let mut test = TestContext::start();
-        let mut setup = test.setup_with_default_timeouts("shm").unwrap();
+        let mut setup = setup(&test, "shm", "1MiB").unwrap();
         setup.sidecar_options.push(("--allow-uid", "any".to_owned()));
-        let mut group = Group::prepare(Setup { segment_size: "1MiB".to_owned(), ..setup }).unwrap();
+        let mut group = Group::prepare(setup).unwrap();
         for folder in [group.folder(), group.memory(), &group.folder().join("logs")] {
             fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
         }

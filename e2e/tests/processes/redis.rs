@@ -7,8 +7,8 @@ use rustix::process::{Signal, kill_process};
 use tailwind_e2e::context::{TestContext, rounds};
 use tailwind_e2e::processes::exec::{Ended, first_child};
 use tailwind_e2e::processes::exec_client::Client;
-use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, wait_until_whole};
-use tailwind_e2e::processes::group::{Group, Setup};
+use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
+use tailwind_e2e::processes::group::Group;
 use tailwind_e2e::processes::redis::{Servers, Writer, info};
 use tailwind_e2e::processes::resp::{RespClient, RespValue};
 
@@ -68,8 +68,7 @@ fn redis_loses_no_answered_write(fabric: &str, first: usize) {
 impl Fixture {
     fn start(fabric: &str) -> Fixture {
         let mut test = TestContext::start();
-        let setup = test.setup_with_default_timeouts(fabric).unwrap();
-        let group = test.start_group(Setup { segment_size: "256KiB".to_owned(), ..setup }).unwrap();
+        let group = test.start_group(setup(&test, fabric, "256KiB").unwrap()).unwrap();
         let servers = Servers::start(&group).unwrap();
         // Two write one by one, two more at a time.
         let clients = [1, 1, 8, 32].into_iter().enumerate();

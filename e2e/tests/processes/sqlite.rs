@@ -8,8 +8,8 @@ use serde_json::json;
 use tailwind_e2e::context::{TestContext, rounds};
 use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_client::Client;
-use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, wait_until_whole};
-use tailwind_e2e::processes::group::{Group, Setup};
+use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
+use tailwind_e2e::processes::group::Group;
 use tailwind_e2e::processes::sqlite::{Mode, Services, Writer};
 
 /// Rounds of a test: the three together play nearly each fault once.
@@ -55,8 +55,7 @@ fn committed_rows_stay(fabric: &str, mode: Mode, first: usize) {
 impl Fixture {
     fn start(fabric: &str, mode: Mode) -> Fixture {
         let mut test = TestContext::start();
-        let setup = test.setup_with_default_timeouts(fabric).unwrap();
-        let group = test.start_group(Setup { segment_size: "256KiB".to_owned(), ..setup }).unwrap();
+        let group = test.start_group(setup(&test, fabric, "256KiB").unwrap()).unwrap();
         let services = Services::start(&group, mode).unwrap();
         let clients = (0..CLIENTS).map(|number| services.client(&format!("client{number}"), test.random.next()));
         Fixture { clients: clients.collect(), services, group, test }
