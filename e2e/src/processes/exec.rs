@@ -23,7 +23,14 @@ use crate::logs::{check, keep, last_lines};
 use crate::wait::poll;
 
 /// Words of the warnings that a supervisor rightly writes where these tests run, and when others die.
-const EXPECTED: [&str; 3] = ["not PID 1", "the program may not go on", "waits for the sidecar"];
+const EXPECTED: [&str; 5] = [
+    "not PID 1",
+    "the program may not go on",
+    "the role is lost again before the program has started",
+    "waits for the sidecar",
+    // It was away while the log was trimmed.
+    "begins anew: the log does not go on with what was read",
+];
 /// The exit code of one that has lost the role.
 pub const LOST: Ended = Ended::Code(75);
 /// Lines of each log that a failure shows.
