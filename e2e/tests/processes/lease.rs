@@ -35,7 +35,13 @@ fn answers_stale_reads(options: &[&str]) -> bool {
     let over = AtomicBool::new(false);
     let stale = std::thread::scope(|scope| {
         // Until a read is not answered.
-        let reader = scope.spawn(|| while !over.load(Ordering::Relaxed) && redis.ask(&["GET", "served"]).is_ok() {});
+        let reader = scope.spawn(|| {
+            while redis.ask(&["GET", "served"]).is_ok() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
         servers.wait_until_serves(other).unwrap();
         let stale = !reader.is_finished();
         over.store(true, Ordering::Relaxed);
