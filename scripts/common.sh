@@ -6,7 +6,7 @@ TOOLS="$HOME/.cache/tailwind/tools"
 # What tests, clippy and docs are built with, always for the whole workspace, so that each crate is compiled once: RDMA, as in
 # releases; the fabrics that only ./bench has; bugs that tests plant at run time; tests that need machines of their own.
 FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs,tailwind-fabric/baselines,tailwind-sim/planted-bugs,tailwind-operator/planted-bugs
-FEATURES=$FEATURES,tailwind-e2e/machines,tailwind-e2e/cluster
+FEATURES=$FEATURES,tailwind-exec/planted-bugs,tailwind-e2e/machines,tailwind-e2e/cluster
 # The test programs that `build_tests` has made, as cargo names them.
 TEST_PROGRAMS=target/check/programs.json
 # The programs of Kubernetes that e2e/cluster/build makes.

@@ -7,6 +7,7 @@
 //! that state after one, with all syncs that had returned by then. The last state has to be the directory itself, and is where
 //! the next turn begins.
 //!
+//! With the argument `planted` it plays the bugs of `tailwind_exec::planted` instead, each until a case finds it: minutes.
 //! `TAILWIND_EXEC_CASES` plays so many cases, `TAILWIND_EXEC_SEED` begins with this one.
 
 #![allow(clippy::print_stdout, reason = "it is its own test harness")]
@@ -34,26 +35,22 @@ fn main() -> ExitCode {
             if std::env::args().any(|argument| argument == "--list") {
                 return ExitCode::SUCCESS;
             }
-            let failed = [
-                run("programs_survive_any_power_failure", || clean(number("TAILWIND_EXEC_CASES").unwrap_or(CASES))),
-                #[cfg(feature = "planted-bugs")]
-                run("planted_bugs_are_found", planted_bugs),
-            ]
-            .into_iter()
-            .filter(|passed| !passed)
-            .count();
-            println!("\ntest result: {}. {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
-            if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let passed = match std::env::args().skip(1).find(|argument| !argument.starts_with('-')).as_deref() {
+                None | Some("programs") => {
+                    let cases = number("TAILWIND_EXEC_CASES").unwrap_or(CASES);
+                    run("programs_survive_any_power_failure", || clean(cases))
+                }
+                Some("planted") => run("planted_bugs_are_found", planted_bugs),
+                // A filter that is meant for other tests.
+                Some(_) => return ExitCode::SUCCESS,
+            };
+            println!("\ntest result: {}.", if passed { "ok" } else { "FAILED" });
+            if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
     }
 }
 
 fn run(name: &str, test: impl FnOnce() -> Result<(), String>) -> bool {
-    if let Some(filter) = std::env::args().skip(1).find(|argument| !argument.starts_with('-'))
-        && !name.contains(&filter)
-    {
-        return true;
-    }
     let result = test();
     println!("test {name} ... {}", if result.is_ok() { "ok" } else { "FAILED" });
     if let Err(why) = &result {
@@ -121,10 +118,17 @@ fn case(seed: u64, bug: Option<&str>) -> Result<Option<String>, String> {
     Ok(None)
 }
 
-/// Each bug is found within so many cases.
+/// A build without bugs finds none.
+#[cfg(not(feature = "planted-bugs"))]
+fn planted_bugs() -> Result<(), String> {
+    Err("it is built without the feature `planted-bugs`".into())
+}
+
+/// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that goes on takes
+/// a hundred.
 #[cfg(feature = "planted-bugs")]
 fn planted_bugs() -> Result<(), String> {
-    const WITHIN: u64 = 400;
+    const WITHIN: u64 = 3000;
     let mut missed = Vec::new();
     for bug in tailwind_exec::planted::Bug::ALL {
         let name = bug.name();
