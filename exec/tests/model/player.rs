@@ -298,12 +298,20 @@ impl World {
 
     /// A child that goes on with the descriptors that it inherits.
     fn fork(&self, random: &mut Random) {
-        let table = self.table.write().expect("no panic");
+        let mut table = self.table.write().expect("no panic");
         // SAFETY: the child uses the table, of which this thread has the lock, the shared memory and the allocator, which the C
         // library makes usable after a fork, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child != 0 {
-            drop(table);
+            // The child keeps a description that the parent gives up for another one of the same file, by the same number.
+            let writers = || (0..table.open.len()).filter(|&index| table.open[index].writes);
+            let pair = writers().flat_map(|to| writers().map(move |from| (from, to)));
+            let same =
+                |(from, to): &(usize, usize)| from != to && Arc::ptr_eq(&table.open[*from].file, &table.open[*to].file);
+            if let Some((from, to)) = pair.into_iter().find(same) {
+                let descriptor = table.open[from].descriptor.try_clone().expect("F_DUPFD_CLOEXEC");
+                io::dup2(&descriptor, &mut table.open[to].descriptor).expect("dup2");
+            }
             return;
         }
         let mut random = Random::new(random.next());
