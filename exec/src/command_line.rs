@@ -95,7 +95,7 @@ pub struct RunOptions {
     pub remove_at_start: Vec<PathBuf>,
     /// Start although another process is PID 1 of the container. If tailwind-exec is killed then, processes of the program in
     /// sessions of their own live on, and answer reads from their memory
-    #[arg(long)]
+    #[arg(long, env = "TAILWIND_WITHOUT_PID_1")]
     pub without_pid_1: bool,
     /// What the program gets when the role is lost
     #[arg(long, env = "TAILWIND_ON_LOSS", value_enum, default_value_t)]
