@@ -153,10 +153,15 @@ need_machines() {
 
 # The unmodified programs that run under tailwind-exec, and the language of what drives SQLite: e2e/tests/processes.
 need_unmodified() {
-    need redis-server command -v redis-server
+    need_redis
     need sqlite3 command -v sqlite3
     need python3 python3 -c 'import sqlite3'
     need postgresql compgen -G '/usr/lib/postgresql/*/bin/postgres'
+}
+
+# Redis, and redis-cli with it.
+need_redis() {
+    need redis-server command -v redis-server
 }
 
 # What counts instructions: scripts/instructions.sh.

@@ -5,7 +5,8 @@
 //! tests do, [`damage`] spoils files, [`kv`] starts the example app beside sidecars.
 //!
 //! [`exec`] starts unmodified programs beside sidecars: [`redis`], [`postgres`], and a service on [`sqlite`]. [`exec_client`]
-//! knows what they have answered, [`exec_faults`] is what dies around them.
+//! knows what they have answered, [`exec_faults`] is what dies around them. For a million writes there are
+//! [`writers`], each with a [`ledger`].
 
 pub mod app;
 pub mod background;
@@ -18,6 +19,7 @@ pub mod following;
 pub mod group;
 pub mod http;
 pub mod kv;
+pub mod ledger;
 pub mod observer;
 pub mod postgres;
 pub mod process;
@@ -25,3 +27,4 @@ pub mod redis;
 pub mod resp;
 pub mod sqlite;
 pub mod steps;
+pub mod writers;

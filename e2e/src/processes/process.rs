@@ -97,7 +97,7 @@ pub(crate) fn kv_program() -> Result<PathBuf> {
 }
 
 /// What runs unmodified programs.
-pub(crate) fn exec_program() -> Result<PathBuf> {
+pub fn exec_program() -> Result<PathBuf> {
     static EXEC: Program = Program::exec();
     EXEC.find()
 }

@@ -1,10 +1,11 @@
 //! Redis as Debian has it, under `tailwind-exec` beside each sidecar of a group, and clients that know what was answered.
 //!
-//! Used by `tests/processes/redis.rs`.
+//! Used by `tests/processes/redis.rs`, and by `./quickstart --app redis`.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,9 +15,10 @@ use super::exec_client::{self, Client, Outage};
 use super::exec_faults::{Connection, Service};
 use super::group::Group;
 use super::observer::TIMEOUT;
-use super::process::{free_port, installed};
+use super::process::{Daemon, POLL_INTERVAL, free_port, installed};
 use super::resp::{RespClient, RespValue};
 use crate::logs::last_lines;
+use crate::wait::poll;
 use crate::workload::Random;
 
 /// After so long without a reply a client looks whether another Redis serves. One that was cut off answers never.
@@ -56,11 +58,7 @@ impl Servers {
         let ports = (0..group.sidecars()).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
         let log = |index: usize| group.folder().join("logs").join(format!("redis{index}.log"));
         let command = |index: usize, directory: &Path| {
-            let mut command: Vec<OsString> = vec![program.clone().into()];
-            command.extend(["--bind", "127.0.0.1", "--port", &ports[index].to_string()].map(OsString::from));
-            command.extend(["--dir".into(), directory.into(), "--logfile".into(), log(index).into()]);
-            command.extend(["--appendonly", "yes", "--appendfsync", "always", "--save", ""].map(OsString::from));
-            command.extend(["--no-appendfsync-on-rewrite", "no", "--enable-debug-command", "yes"].map(OsString::from));
+            let mut command = arguments(&program, ports[index], directory, &log(index));
             // The last value counts.
             command.extend(options.iter().map(OsString::from));
             command
@@ -68,6 +66,11 @@ impl Servers {
         let containers = Containers::start("redis", group, exec, command)?;
         let logs = (0..group.sidecars()).map(log).collect();
         Ok(Servers { containers, ports, logs })
+    }
+
+    /// Where they listen.
+    pub fn ports(&self) -> &[u16] {
+        &self.ports
     }
 
     /// A connection to one, which need not serve.
@@ -78,6 +81,14 @@ impl Servers {
     /// A client that writes in a thread of its own, `depth` requests at a time.
     pub fn client(&self, name: &str, seed: u64, depth: u64) -> Client<Writer> {
         Client::start(Writer::new(name, self.ports.clone(), seed, depth))
+    }
+
+    /// How long one took to load its file when it was started last, by its own log.
+    pub fn loading(&self, index: usize) -> Result<Duration> {
+        let log = fs::read_to_string(&self.logs[index])?;
+        let (_, rest) = log.rsplit_once("DB loaded from append only file: ").context("no file was loaded")?;
+        let seconds = rest.split(' ').next().unwrap_or_default();
+        Ok(Duration::try_from_secs_f64(seconds.parse()?)?)
     }
 
     /// The end of what each Redis has logged.
@@ -127,6 +138,43 @@ impl Drop for Servers {
         if std::thread::panicking() {
             eprintln!("{}", self.last_lines());
         }
+    }
+}
+
+/// The command line of a Redis that answers a write when it is synced.
+fn arguments(program: &Path, port: u16, directory: &Path, log: &Path) -> Vec<OsString> {
+    let mut command: Vec<OsString> = vec![program.into()];
+    command.extend(["--bind", "127.0.0.1", "--port", &port.to_string()].map(OsString::from));
+    command.extend(["--dir".into(), directory.into(), "--logfile".into(), log.into()]);
+    command.extend(["--appendonly", "yes", "--appendfsync", "always", "--save", ""].map(OsString::from));
+    command.extend(["--no-appendfsync-on-rewrite", "no", "--enable-debug-command", "yes"].map(OsString::from));
+    command
+}
+
+/// The same Redis with nothing around it, and its files in the group's folder in memory.
+#[derive(Debug)]
+pub struct Alone {
+    /// Where it listens.
+    pub port: u16,
+    _daemon: Daemon,
+}
+
+impl Alone {
+    /// Starts it, and waits until it serves.
+    pub fn start(group: &Group) -> Result<Alone> {
+        let program = installed("redis-server", "redis-server")?;
+        let (port, directory) = (free_port()?, group.memory().join("redis-alone"));
+        fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
+        let log = group.folder().join("logs").join("redis-alone.log");
+        let arguments = arguments(&program, port, &directory, &log);
+        let mut command = Command::new(&arguments[0]);
+        // Whoever looks for what uses the folder finds it.
+        command.args(&arguments[1..]).args(["--set-proc-title", "no"]);
+        let mut daemon = Daemon::new("redis-alone", log);
+        daemon.start(command)?;
+        let serves = poll(TIMEOUT, POLL_INTERVAL, || RespClient::connect(port, TIMEOUT).ok());
+        serves.with_context(|| format!("redis-alone does not serve\n{}", daemon.log()))?;
+        Ok(Alone { port, _daemon: daemon })
     }
 }
 
