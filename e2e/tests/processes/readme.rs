@@ -9,12 +9,13 @@ use std::path::Path;
 use std::process::Command;
 
 use tailwind_e2e::context::{TestContext, cannot_run};
-use tailwind_e2e::processes::process::{Daemon, NOBODY, program, run_to_end};
+use tailwind_e2e::processes::process::{Daemon, NOBODY, exec_program, program, run_to_end};
 use tempfile::TempDir;
 
 const README: &str = include_str!("../../../README.md");
 const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// The heading of what is run.
+/// The headings of what is run.
+const REDIS: &str = "Redis, unmodified";
 const FIRST_APP: &str = "A first app";
 /// The first command of the recipe for root.
 const AS_ROOT: &str = "unset TAILWIND_CONTROL_TOKEN TAILWIND_CONFIG";
@@ -22,7 +23,7 @@ const AS_ROOT: &str = "unset TAILWIND_CONTROL_TOKEN TAILWIND_CONFIG";
 const NOT_RUN: [(&str, &str); 2] = [
     (
         "./quickstart ",
-        "build everything: CI starts ./check, and the_report_is_that_of_quickstart what ./quickstart starts",
+        "build everything: CI starts ./check, and the tests of the reports start what ./quickstart starts",
     ),
     ("helm install ", "needs a cluster and a registry: e2e/tests/cluster installs the chart"),
 ];
@@ -48,11 +49,15 @@ fn blocks(page: &str) -> Vec<Block<'_>> {
     blocks
 }
 
-/// The commands of the first app in their order: those that anybody may type, and then those for root.
+/// The commands below a heading in their order.
+fn commands_below(heading: &str) -> String {
+    let blocks = blocks(README).into_iter().filter(|block| (block.heading, block.language) == (heading, ""));
+    blocks.map(|block| block.text).collect()
+}
+
+/// The commands of the first app: those that anybody may type, and then those for root.
 fn recipes() -> [String; 2] {
-    let blocks: Vec<Block<'_>> = blocks(README);
-    let commands = blocks.iter().filter(|block| (block.heading, block.language) == (FIRST_APP, ""));
-    let commands: String = commands.map(|block| block.text.as_str()).collect();
+    let commands = commands_below(FIRST_APP);
     let at = commands.find(AS_ROOT).expect("README has a recipe for root");
     [commands[..at].to_owned(), commands[at..].to_owned()]
 }
@@ -63,6 +68,7 @@ fn clone() -> TempDir {
     let built = clone.path().join("target/quickstart");
     fs::create_dir_all(&built).unwrap();
     fs::copy(program().unwrap(), built.join("tailwind-sidecar")).unwrap();
+    fs::copy(exec_program().unwrap(), built.join("tailwind-exec")).unwrap();
     copy_folder(&Path::new(TOP).join("sidecar/client/python"), &clone.path().join("sidecar/client/python"));
     let app = blocks(README).into_iter().find(|block| block.language == "python").unwrap();
     fs::write(clone.path().join("app.py"), app.text).unwrap();
@@ -115,6 +121,8 @@ fn type_in(recipe: &str, test: &str, user: &[&str]) -> Option<String> {
     for timeout in ["TAILWIND_HEARTBEAT_SILENCE_MS", "TAILWIND_FENCE_WAIT_MS", "TAILWIND_RPC_TIMEOUT_MS"] {
         command.env(timeout, "10000");
     }
+    // It is not the first of its namespace; whatever is left of it ends with that.
+    command.env("TAILWIND_WITHOUT_PID_1", "true");
     shell.start(command).unwrap();
     let code = shell.wait_for_end();
     let log = shell.log();
@@ -125,19 +133,30 @@ fn type_in(recipe: &str, test: &str, user: &[&str]) -> Option<String> {
 /// What is left of a recipe that has removed everything.
 const NOTHING_LEFT: &str = "/dev/shm:\n\n/run:\n\n/var/lib:\n";
 
+/// Types a recipe as somebody who is not root. It prints these lines in this order, and leaves nothing behind.
+fn type_in_as_nobody(recipe: &str, test: &str, expected: &[&str]) {
+    let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+    let user = if rustix::process::geteuid().is_root() { &nobody[..] } else { &[] };
+    let Some(printed) = type_in(recipe, test, user) else { return };
+    let mut lines = printed.lines();
+    for wanted in expected {
+        assert!(lines.any(|line| line == *wanted), "{wanted}: {printed}");
+    }
+    assert!(printed.ends_with(NOTHING_LEFT), "{printed}");
+}
+
+#[test]
+fn redis_needs_no_root() {
+    let _test = TestContext::start();
+    let expected = ["1", "OK", "2", "hello"];
+    type_in_as_nobody(&commands_below(REDIS), "redis_needs_no_root", &expected);
+}
+
 #[test]
 fn the_first_app_needs_no_root() {
     let _test = TestContext::start();
-    let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
-    let user = if rustix::process::geteuid().is_root() { &nobody[..] } else { &[] };
-    let [recipe, _] = recipes();
-    let Some(printed) = type_in(&recipe, "the_first_app_needs_no_root", user) else { return };
-    let lines: Vec<&str> = printed.lines().collect();
-    let at =
-        |wanted: &str| lines.iter().position(|line| *line == wanted).unwrap_or_else(|| panic!("{wanted}: {printed}"));
-    let in_order = [at("1 {}"), at("2 {b'run0': b'hello'}"), at("run0=hello"), at("run1=hello"), at("run9=hello")];
-    assert!(in_order.is_sorted(), "{printed}");
-    assert!(printed.ends_with(NOTHING_LEFT), "{printed}");
+    let expected = ["1 {}", "2 {b'run0': b'hello'}", "run0=hello", "run1=hello", "run9=hello"];
+    type_in_as_nobody(&recipes()[0], "the_first_app_needs_no_root", &expected);
 }
 
 #[test]
@@ -157,7 +176,7 @@ fn every_command_in_the_readme_is_run() {
     for block in blocks(README) {
         let Block { heading, language, text } = block;
         match language {
-            "" if heading == FIRST_APP => {}
+            "" if [REDIS, FIRST_APP].contains(&heading) => {}
             "" => {
                 let at = reasons.iter().position(|(begins, _)| text.starts_with(begins));
                 reasons
@@ -179,20 +198,32 @@ fn rows(report: &str) -> Vec<&str> {
     rows.map(|row| row.split("  ").next().unwrap()).collect()
 }
 
-#[test]
-fn the_report_is_that_of_quickstart() {
+/// Runs what `./quickstart` starts. Its report has the rows of the one below a heading of README, where these have no losses.
+fn check_report(heading: &str, options: &[&str], none: [&str; 2]) {
     let _test = TestContext::start();
     let memory = TempDir::new_in("/dev/shm").unwrap();
     let mut quickstart = Command::new(env!("CARGO_BIN_EXE_quickstart"));
     quickstart.arg("--memory").arg(memory.path()).arg("--program").arg(program().unwrap());
+    quickstart.env("TAILWIND_EXEC_PROGRAM", exec_program().unwrap());
     // So long that no busy machine is taken for a dead one.
-    quickstart.args(["--silence-ms", "5000", "--records", "3000", "--file"]).arg(format!("{TOP}/README.md"));
+    quickstart.args(["--silence-ms", "5000", "--records", "3000"]).args(options);
     let ended = run_to_end(&mut quickstart).unwrap();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let shown = blocks(README).into_iter().find(|block| block.language == "text").unwrap().text;
+    let mut blocks = blocks(README).into_iter();
+    let shown = blocks.find(|block| (block.heading, block.language) == (heading, "text")).unwrap().text;
     assert_eq!(rows(&shown), rows(&ended.out));
-    for (row, value) in [("records lost", "0"), ("records duplicated", "0")] {
+    for row in none {
         let line = shown.lines().find(|line| line.trim_start().starts_with(row)).unwrap();
-        assert_eq!(line.rsplit(' ').next(), Some(value), "{line}");
+        assert_eq!(line.rsplit(' ').next(), Some("0"), "{line}");
     }
+}
+
+#[test]
+fn the_report_is_that_of_quickstart() {
+    check_report("", &["--file", &format!("{TOP}/README.md")], ["records lost", "records duplicated"]);
+}
+
+#[test]
+fn the_report_of_redis_is_that_of_quickstart() {
+    check_report(REDIS, &["--app", "redis"], ["answered writes lost", "writes repeated"]);
 }
