@@ -29,7 +29,12 @@ RUN --mount=type=cache,target=/root/.cargo/registry --mount=type=cache,target=/s
     && mkdir /programs \
     && for program in tailwind-operator tailwind-sidecar tailwind-kv; do \
         strip --strip-debug -o "/programs/$program" "target/release/$program" || exit 1; \
-    done
+    done \
+    # Static: an init container copies it to where images of any kind run it, also those without this C library.
+    && host=$(rustc -vV | sed -n 's/^host: //p') \
+    && RUSTFLAGS='-C target-feature=+crt-static' \
+        cargo build --release --locked --target "$host" --package tailwind-exec \
+    && strip --strip-debug -o /programs/tailwind-exec "target/$host/release/tailwind-exec"
 
 # ---- What the images share ------------------------------------------------------------------------------------------
 FROM ${DEBIAN} AS base
@@ -48,12 +53,12 @@ ENTRYPOINT ["/usr/bin/tailwind-kv"]
 # ---- Sidecars and backups -------------------------------------------------------------------------------------------
 FROM base AS sidecar
 LABEL org.opencontainers.image.title="tailwind-sidecar" \
-    org.opencontainers.image.description="Sidecar and backup of a Tailwind log"
+    org.opencontainers.image.description="Sidecar and backup of a Tailwind log, and tailwind-exec"
 # libibverbs loads the cards' drivers by name.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ibverbs-providers libibverbs1 \
     && rm -rf /var/lib/apt/lists/*
-COPY --from=builder /programs/tailwind-sidecar /usr/bin/tailwind-sidecar
+COPY --from=builder /programs/tailwind-sidecar /programs/tailwind-exec /usr/bin/
 # With RDMA and `memlock: Capability` pods say root instead: capabilities are for root alone.
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/tailwind-sidecar"]

@@ -161,20 +161,23 @@ build_images() {
 }
 
 pack_images() {
-    local name rdma
+    local name rdma packed
     command -v strip >/dev/null || stop 'strip is missing; on Debian, as root: apt-get install binutils'
     [ -n "$programs" ] || build_programs
     for name in "${IMAGES[@]}"; do
         [ -x "$programs/tailwind-$name" ] || stop "$programs has no program tailwind-$name"
-        rdma=
-        [ "$name" != sidecar ] || rdma=${RDMA:-}
+        rdma='' packed=("$programs/tailwind-$name")
+        if [ "$name" = sidecar ]; then
+            [ -x "$programs/tailwind-exec" ] || stop "$programs has no program tailwind-exec"
+            rdma=${RDMA:-} packed+=("$programs/tailwind-exec")
+        fi
         say "packing $(image "$name")"
-        RDMA=$rdma e2e/cluster/image "$(image "$name")" "$(archive "$name")" "$programs/tailwind-$name"
+        RDMA=$rdma e2e/cluster/image "$(image "$name")" "$(archive "$name")" "${packed[@]}"
     done
 }
 
 build_programs() {
-    local features=()
+    local features=() host
     need_build_tools
     if [ "${RDMA:-}" = yes ]; then
         need_verbs
@@ -185,6 +188,10 @@ build_programs() {
     cargo build --release --locked "${features[@]}" \
         --package tailwind-operator --package tailwind-sidecar --package tailwind-example-kv
     programs=${CARGO_TARGET_DIR:-target}/release
+    # Static, as in the Dockerfile: it is copied into other images.
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target "$host" --package tailwind-exec
+    cp "${CARGO_TARGET_DIR:-target}/$host/release/tailwind-exec" "$programs/"
 }
 
 image() { echo "$REGISTRY/tailwind-$1:$tag"; }
