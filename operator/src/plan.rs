@@ -123,8 +123,9 @@ impl Plan {
         let mut plan = Plan::unchanged(state).with_certificates_kept(observed);
         plan.actions.extend(owned_claims(observed));
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
-            plan.actions.extend(budget(observed, exit).and_then(|budget| apply(observed, budget).ok()?));
-            plan.actions.extend(needless_budget(observed, exit));
+            let budget = budget(state, exit);
+            plan.actions.extend(needless_budget(observed, budget.as_ref()));
+            plan.actions.extend(budget.and_then(|budget| apply(observed, budget).ok()?));
         }
         plan
     }
@@ -145,13 +146,15 @@ impl Plan {
             let steps = certificates::steps(&observed.certificates, observed.now);
             actions.extend(steps.into_iter().map(Action::Certificates));
         }
-        for object in wanted_objects(observed, backups.exit) {
+        let budget = budget(state, backups.exit);
+        let needless_budget = needless_budget(observed, budget.as_ref());
+        for object in wanted_objects(observed).into_iter().chain(budget) {
             match apply(observed, object) {
                 Ok(action) => actions.extend(action),
                 Err(NotOwned(object)) => _ = not_owned.insert(object),
             }
         }
-        actions.extend(needless_budget(observed, backups.exit));
+        actions.extend(needless_budget);
         actions.extend(stale_endpoints(observed));
         actions.extend(owned_claims(observed));
         actions.extend(claims(state, &backups));
@@ -174,7 +177,7 @@ impl Plan {
 }
 
 /// What belongs to every group, beside pods and secrets.
-fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
+fn wanted_objects(observed: &Observed) -> Vec<Owned> {
     let Observed { group, server, app, readers, .. } = observed;
     let mut objects = Vec::new();
     for (role, pods) in [(roles::sidecars(group, *server), app), (roles::readers(group, *server), readers)] {
@@ -184,7 +187,6 @@ fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
     }
     objects.push(service::primary(group, *server));
     objects.extend(service::endpoints(group, *server, app));
-    objects.extend(budget(observed, exit));
     objects
 }
 
@@ -211,17 +213,25 @@ fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
     })
 }
 
-fn budget(observed: &Observed, exit: Exit) -> Option<Owned> {
-    let group = &observed.group;
-    disruption::stay(group, exit).map(|stay| disruption::budget(group, observed.server, stay))
+/// The budget that the group is to have. It is not loosened before all members have been asked: an operator that has just started
+/// does not know yet what the one before it knew.
+fn budget(state: &GroupState<'_>, exit: Exit) -> Option<Owned> {
+    let Observed { group, server, .. } = state.observed;
+    let before = own_budget(state.observed).filter(|_| licence::is_any_unasked(state));
+    let before = before.and_then(|budget| disruption::stays(&budget.object));
+    let stay = disruption::stay(group, exit, licence::unreported(state), before)?;
+    Some(disruption::budget(group, *server, stay))
+}
+
+fn own_budget(observed: &Observed) -> Option<&Owned> {
+    let own =
+        |owned: &&Owned| owned.kind == Kind::DisruptionBudget && is_owned(&observed.group, &owned.object.metadata);
+    observed.objects.iter().find(own)
 }
 
 /// The group's budget, where there shall be none.
-fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
-    let own =
-        |owned: &&Owned| owned.kind == Kind::DisruptionBudget && is_owned(&observed.group, &owned.object.metadata);
-    let is_needless = disruption::stay(&observed.group, exit).is_none();
-    let needless = observed.objects.iter().find(own).filter(|_| is_needless);
+fn needless_budget(observed: &Observed, wanted: Option<&Owned>) -> Option<Action> {
+    let needless = own_budget(observed).filter(|_| wanted.is_none());
     needless.map(|object| Action::Remove(Box::new(object.clone())))
 }
 

@@ -20,6 +20,8 @@ pub enum Bug {
     ClaimGoesWithPod,
     /// The budget lets one backup go while another is damaged.
     EvictsBesideDamage,
+    /// The budget counts members that do not report what they hold as if they held the log.
+    EvictsBesideSilence,
 }
 
 #[cfg(feature = "planted-bugs")]

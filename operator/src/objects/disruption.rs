@@ -5,6 +5,7 @@
 //! the operator itself moves the backups of a node that is drained.
 
 use kube::ResourceExt;
+use kube::api::DynamicObject;
 use serde_json::json;
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::LABEL_BACKUP_OF;
@@ -36,20 +37,31 @@ const EVERYBODY: u8 = u8::MAX;
 /// All of them while a successor can be filled first: then whoever drains the node is refused until the operator has moved
 /// the backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
 /// drain shall not wait for it; never fewer than appends need. A single backup could then never leave, and has no budget.
-pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
+///
+/// A budget counts every member that is ready. For each of them that does not say what it holds (`unreported`), one more has to
+/// stay: then, whoever is evicted, as many as appends need are left of those that prove that they hold the log. Nor do fewer stay
+/// than `before`, where that is given.
+pub(crate) fn stay(group: &ReplicaGroup, exit: Exit, unreported: usize, before: Option<u8>) -> Option<u8> {
     let spec = &group.spec;
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     if !spec.disruption_budget || log.is_none_or(|log| log.members.is_empty()) {
         return None;
     }
-    let floor = spec.min_in_sync().max(1);
-    match exit {
+    let unreported = u8::try_from(unreported).unwrap_or(EVERYBODY);
+    let floor = spec.min_in_sync().max(1).saturating_add(unreported);
+    let stay = match exit {
         Exit::Never => Some(EVERYBODY),
-        Exit::AfterSuccessor => Some(spec.backups),
+        Exit::AfterSuccessor => Some(floor.max(spec.backups)),
         Exit::BeforeSuccessor | Exit::Alone if spec.backups == 1 => None,
         Exit::BeforeSuccessor => Some(floor.max(spec.backups - 1)),
         Exit::Alone => Some(floor),
-    }
+    };
+    stay.max(before)
+}
+
+/// How many have to stay as a budget says that was made here.
+pub(crate) fn stays(budget: &DynamicObject) -> Option<u8> {
+    u8::try_from(budget.data["spec"]["minAvailable"].as_u64()?).ok()
 }
 
 /// Name of a group's budget.

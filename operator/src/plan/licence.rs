@@ -230,6 +230,25 @@ pub(crate) fn is_any_damaged(state: &GroupState<'_>) -> bool {
     state.alive().any(|backup| is_damaged(state.observed, backup))
 }
 
+/// Ready members whose reports cannot be read, or are not there yet: they may be damaged as well.
+pub(crate) fn unreported(state: &GroupState<'_>) -> usize {
+    if planted::has(Bug::EvictsBesideSilence) {
+        return 0;
+    }
+    let says = |backup: &BackupPod| matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
+    ready_members(state).filter(|backup| !says(backup)).count()
+}
+
+/// Whether a ready member has not been asked yet what it holds. It will be in a moment.
+pub(crate) fn is_any_unasked(state: &GroupState<'_>) -> bool {
+    ready_members(state).any(|backup| !state.observed.reports.contains_key(&backup.name))
+}
+
+/// Those that a budget counts.
+fn ready_members<'a>(state: &'a GroupState<'_>) -> impl Iterator<Item = &'a BackupPod> {
+    state.alive().filter(|backup| backup.member && backup.ready)
+}
+
 /// Whether this is a member that reports that it does not hold all of the log.
 pub(crate) fn is_damaged(observed: &Observed, backup: &BackupPod) -> bool {
     let Some(log) = observed.log() else { return false };

@@ -92,6 +92,13 @@ mod tests {
         shop.reconcile().await;
     }
 
+    /// Does not answer the operator, although its kubelet finds it ready.
+    async fn silence(shop: &Shop, pod: &str) {
+        let mut observed = shop.look().await;
+        observed.reports.insert(pod.to_owned(), Err("no answer within 2 s".to_owned()));
+        shop.act(&observed).await.unwrap();
+    }
+
     #[tokio::test]
     async fn one_member_is_evicted_at_a_time() {
         let (shop, members) = members().await;
@@ -109,6 +116,25 @@ mod tests {
         // Nor one that is not ready.
         fail_fabric(&shop, &members[0]);
         assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+    }
+
+    #[tokio::test]
+    async fn no_member_is_evicted_for_one_that_does_not_report() {
+        let (shop, members) = members().await;
+        silence(&shop, &members[1]).await;
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+    }
+
+    #[tokio::test]
+    async fn a_budget_is_not_loosened_before_members_are_asked() {
+        let (shop, members) = members().await;
+        damage(&shop, &members[1]).await;
+        let mut observed = shop.look().await;
+        observed.reports.clear();
+        shop.act(&observed).await.unwrap();
+        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        shop.reconcile().await;
+        assert_eq!(min_available(&shop), 2, "all say that they are whole");
     }
 
     #[tokio::test]
@@ -158,6 +184,11 @@ mod tests {
         planted::plant(Some(Bug::EvictsBesideDamage));
         let (shop, members) = self::members().await;
         damage(&shop, &members[1]).await;
+        assert_eq!(evict(&shop, &members[0]), 201);
+
+        planted::plant(Some(Bug::EvictsBesideSilence));
+        let (shop, members) = self::members().await;
+        silence(&shop, &members[1]).await;
         assert_eq!(evict(&shop, &members[0]), 201);
         planted::plant(None);
     }

@@ -83,6 +83,8 @@ struct Begin {
     local: bool,
     /// The first node never comes back.
     lost_node: bool,
+    /// The round in which another operator begins, which has asked nobody yet.
+    restarts: Option<u32>,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
@@ -110,8 +112,9 @@ fn begin() -> impl Strategy<Value = Begin> {
         prop::bool::weighted(0.9),
         (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
         (prop::bool::weighted(0.4), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
+        prop::option::weighted(0.3, 0..12_u32),
     )
-        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks)| Begin {
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
             // Nobody is in a set who has never run, unless an earlier pod of the name has.
@@ -130,6 +133,7 @@ fn begin() -> impl Strategy<Value = Begin> {
             recreated: disks.1,
             local: disks.2,
             lost_node: disks.3,
+            restarts,
         })
 }
 
@@ -146,6 +150,8 @@ struct World {
     absent: Vec<NodeFacts>,
     /// Where disks are that are on one node.
     disks: Option<BTreeMap<String, String>>,
+    /// The operator has asked nobody yet.
+    has_restarted: bool,
 }
 
 impl World {
@@ -229,6 +235,7 @@ impl World {
             claims: begin.claims,
             absent: Vec::new(),
             disks: (begin.claims && begin.local).then(BTreeMap::new),
+            has_restarted: false,
         };
         for (index, start) in begin.pods.iter().enumerate() {
             world.place(index, *start, begin.cordoned.len());
@@ -279,6 +286,10 @@ impl World {
 
     /// What pods report, of those that are asked.
     fn report(&mut self) {
+        if self.has_restarted {
+            self.observed.reports.clear();
+            return;
+        }
         let asked = |pod: &&Pod| is_ready(pod) || self.is_named(&pod.name_any());
         let reports = self.observed.backups.iter().filter(asked).map(|pod| {
             let name = pod.name_any();
@@ -357,8 +368,8 @@ impl World {
         self.observed.objects.retain(|other| other.kind != owned.kind || other.object.metadata.name != *name);
     }
 
-    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set, and lets
-    /// others go only while it is met.
+    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are ready and in the set, as
+    /// their gates say, whatever they hold; and lets others go only while it is met.
     fn evict(&mut self) {
         let budget = |world: &World| {
             let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
@@ -371,7 +382,8 @@ impl World {
             if !drained || pod.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            let healthy = |pod: &&Pod| is_ready(pod) && self.holders().contains(&pod.name_any());
+            let works = |pod: &Pod| is_ready(pod) && !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
+            let healthy = |pod: &&Pod| works(pod) && is_true(pod, GATE_CAUGHT_UP);
             let all = self.observed.backups.iter().filter(healthy).count() as u64;
             let counts = u64::from(healthy(&pod));
             let is_member = self.is_member(&pod.name_any());
@@ -634,8 +646,12 @@ fn has_failed(pod: &Pod) -> bool {
 }
 
 fn is_ready(pod: &Pod) -> bool {
+    is_true(pod, "ContainersReady")
+}
+
+fn is_true(pod: &Pod, name: &str) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == "ContainersReady" && condition.status == "True")
+    conditions.iter().any(|condition| condition.type_ == name && condition.status == "True")
 }
 
 /// Plays a world until nothing changes any more.
@@ -650,6 +666,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     for round in 0.. {
         prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
         let before = world.observed.group.status.clone();
+        world.has_restarted = begin.restarts == Some(round);
         let plan = world.plan();
         world.check(&plan);
         let acted = plan.actions.iter().any(|action| {
@@ -661,8 +678,8 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         }
         let holders = world.holders().len();
         prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
-        quiet =
-            if acted || begin.recreated && round < 8 || world.observed.group.status != before { 0 } else { quiet + 1 };
+        let more_happens = begin.recreated && round < 8 || begin.restarts.is_some_and(|at| round <= at);
+        quiet = if acted || more_happens || world.observed.group.status != before { 0 } else { quiet + 1 };
         // Longer than any patience that is measured in rounds of a minute. What is refused is tried again for ever.
         if quiet > 6 || begin.refuses && round > 40 {
             break;
@@ -740,7 +757,7 @@ fn only_drained(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 7] = [
+    let kinds: [(Bug, Kind); 8] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -748,6 +765,11 @@ fn planted_bugs_are_found() {
         (Bug::RemovesUnproved, |begin| begin),
         (Bug::LostPrimaryLeads, |begin| only_drained(Begin { lost: true, ..begin })),
         (Bug::EvictsBesideDamage, |begin| Begin { drained: true, ..begin }),
+        (Bug::EvictsBesideSilence, |begin| {
+            let silent = |pod: Start| Start { silent: pod.lacks > 0, ..pod };
+            let pods = begin.pods.into_iter().map(silent).collect();
+            Begin { pods, drained: true, ..begin }
+        }),
     ];
     for (bug, kind) in kinds {
         let config = ProptestConfig {
