@@ -14,10 +14,15 @@ pub mod spec;
 pub mod status;
 pub mod view;
 
+#[cfg(feature = "rules")]
+use std::sync::LazyLock;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt;
+#[cfg(feature = "rules")]
+use kube::core::cel::{CompiledSchema, compile_schema, validate_compiled};
 
 pub use pod_template::{PodTemplate, PodTemplateMetadata, PodTemplateSecurityContext, PodTemplateSpec};
 pub use spec::{
@@ -64,9 +69,16 @@ fn refuse_null(schema: &mut JSONSchemaProps) {
 /// before a rule was, or by a server that does not know CEL (older than 1.25).
 #[cfg(feature = "rules")]
 pub fn problems(group: &ReplicaGroup, before: Option<&ReplicaGroup>) -> Vec<String> {
-    let checked = match before {
-        None => group.validate_cel(),
-        Some(before) => group.validate_cel_update(before),
-    };
+    // They take some milliseconds to build, and the operator asks for each group at each look.
+    static RULES: LazyLock<CompiledSchema> = LazyLock::new(|| {
+        let definition = ReplicaGroup::crd().spec.versions.swap_remove(0);
+        compile_schema(&json(&definition.schema.expect("a derived definition has a schema").open_api_v3_schema))
+    });
+    let checked = validate_compiled(&RULES, &json(group), before.map(json).as_ref());
     checked.err().into_iter().flatten().map(|error| error.message).collect()
+}
+
+#[cfg(feature = "rules")]
+fn json(value: &impl serde::Serialize) -> serde_json::Value {
+    serde_json::to_value(value).unwrap_or_else(|error| panic!("{error}"))
 }
