@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::supervisor::OnLoss;
 
@@ -36,6 +36,22 @@ pub struct CommandLine {
     /// To run a program.
     #[command(flatten)]
     pub run: Option<RunOptions>,
+}
+
+impl CommandLine {
+    /// That of this process; ends it if it is wrong.
+    ///
+    /// A variable of the run options counts as an argument, and would make those that are required wanted beside a command too.
+    pub fn read() -> CommandLine {
+        let matches = CommandLine::command().get_matches();
+        let read = match matches.subcommand() {
+            Some(_) => {
+                Command::from_arg_matches(&matches).map(|command| CommandLine { command: Some(command), run: None })
+            }
+            None => RunOptions::from_arg_matches(&matches).map(|run| CommandLine { command: None, run: Some(run) }),
+        };
+        read.unwrap_or_else(|error| error.format(&mut CommandLine::command()).exit())
+    }
 }
 
 /// Commands beside that of running a program.

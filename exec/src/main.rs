@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
 use tailwind_exec::command_line::{Command, CommandLine, DoctorOptions, RunOptions};
 use tailwind_exec::doctor::{self, Finding};
 use tailwind_exec::dry_run;
@@ -15,7 +15,7 @@ use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let CommandLine { command, run } = CommandLine::parse();
+    let CommandLine { command, run } = CommandLine::read();
     let filter = EnvFilter::try_from_env("TAILWIND_LOG").unwrap_or_else(|_| {
         // What `doctor` follows is of no interest unless it fails.
         EnvFilter::new(if command.is_some() { "warn" } else { "info" })

@@ -14,7 +14,9 @@ fn doctor(place: &Place, command: &mut Command) -> Option<i32> {
 #[test]
 fn everything_will_do_here() {
     let place = Place::new();
-    assert_eq!(doctor(&place, &mut place.command(crate::EXEC)), Some(0));
+    // A variable of the run options, as a pod has them, wants none of their arguments here.
+    let code = doctor(&place, place.command(crate::EXEC).env("TAILWIND_SOCKET", "/nowhere"));
+    assert_eq!(code, Some(0));
     let said = place.read("stdout");
     assert!(said.lines().all(|line| line.starts_with("ok")), "{said}");
     assert!(said.contains("ok      trial        a child has written, renamed and made 5 syncs"), "{said}");
