@@ -479,7 +479,12 @@ impl Volume {
 
     fn list(&mut self, number: Number) -> Result<(), Refusal> {
         let Some(directory) = self.directories.get(&number) else { return Ok(()) };
-        for entry in Dir::new(reopen_directory(directory)?)? {
+        let directory = match reopen_directory(directory) {
+            // Just removed: its parent's events will say so.
+            Err(Errno::NOENT) => return Ok(()),
+            opened => opened?,
+        };
+        for entry in Dir::new(directory)? {
             let name = entry?.file_name().to_owned();
             if let Some(name) = Name::new(name.to_bytes()) {
                 self.tree.doubt((number, name));
@@ -540,10 +545,8 @@ impl Volume {
         if self.known.len() >= self.bounds.files {
             return Err(self.lose(format!("the volume has more than {} files (--files-max)", self.bounds.files)));
         }
-        let number = match self.first_free().filter(|_| planted::has(Bug::NumberUsedTwice)) {
-            Some(free) => free,
-            None => self.next,
-        };
+        let reused = if planted::has(Bug::NumberUsedTwice) { self.first_free() } else { None };
+        let number = reused.unwrap_or(self.next);
         self.next = self.next.max(number.next());
         self.inodes.insert(identity.inode, number);
         let mut hold = Some(found);
@@ -561,7 +564,11 @@ impl Volume {
                 hold = None;
             }
             (Kind::Directory, Some(found)) => {
-                self.watch.add(found.as_fd(), number)?;
+                match self.watch.add(found.as_fd(), number) {
+                    // Likewise.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    added => added?,
+                }
                 self.directories.insert(number, found.try_clone()?);
                 // What it had before it was watched.
                 self.list(number)?;
