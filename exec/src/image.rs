@@ -30,6 +30,8 @@ pub struct Node {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Image {
     nodes: BTreeMap<Number, Node>,
+    /// Bytes of all of them. A hostile log may name more than 2⁶⁴.
+    size: u128,
     entries: BTreeMap<(Number, Name), Number>,
     next: Number,
     /// The first that this turn may give.
@@ -140,6 +142,7 @@ impl Default for Image {
         let root = Node { kind: Kind::Directory, mode: Mode(0o755), length: 0, names: BTreeSet::new() };
         Image {
             nodes: BTreeMap::from([(Number::ROOT, root)]),
+            size: 0,
             entries: BTreeMap::new(),
             next: Number::FIRST,
             first: Number::FIRST,
@@ -178,7 +181,7 @@ impl Image {
 
     /// Bytes of all files.
     pub fn size(&self) -> u64 {
-        self.nodes.values().map(|node| node.length).sum()
+        u64::try_from(self.size).unwrap_or(u64::MAX)
     }
 
     /// Folds one record. An error leaves the image as it was.
@@ -201,7 +204,7 @@ impl Image {
                 Ok(vec![Operation::Zero { file, offset, length }])
             }
             Record::Length { file, length } => {
-                self.file(file)?.length = length;
+                self.resize(file, |_| length)?;
                 Ok(vec![Operation::Resize { file, length }])
             }
             Record::Names { last, ref changes } => {
@@ -286,7 +289,7 @@ impl Image {
                 Fact::Node { number, kind, mode, length } => {
                     operations.extend(image.create(number, &kind, mode)?);
                     if length > 0 {
-                        image.file(number)?.length = length;
+                        image.resize(number, |_| length)?;
                         operations.push(Operation::Resize { file: number, length });
                     }
                 }
@@ -318,13 +321,22 @@ impl Image {
     }
 
     fn grow(&mut self, file: Number, end: u64) -> Result<(), FoldError> {
+        self.resize(file, |length| length.max(end))
+    }
+
+    fn resize(&mut self, file: Number, to: impl FnOnce(u64) -> u64) -> Result<(), FoldError> {
         let node = self.file(file)?;
-        node.length = node.length.max(end);
+        let before = node.length;
+        node.length = to(before);
+        let after = node.length;
+        self.size = self.size - u128::from(before) + u128::from(after);
         Ok(())
     }
 
     fn discard<'a>(&mut self, number: Number) -> Option<Operation<'a>> {
-        self.nodes.remove(&number).map(|node| Operation::Discard { number, kind: node.kind })
+        let node = self.nodes.remove(&number)?;
+        self.size -= u128::from(node.length);
+        Some(Operation::Discard { number, kind: node.kind })
     }
 
     /// Takes a whole group. The operations follow from what is different afterwards, not from the order of the changes: first

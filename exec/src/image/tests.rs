@@ -129,6 +129,7 @@ proptest! {
             }
         }
         prop_assert_eq!(found, wanted);
+        prop_assert_eq!(image.size(), image.nodes().map(|(_, node)| node.length).sum::<u64>());
 
         image.fold(&Record::Begin { next: image.next() }).map(|operations| directory.carry_out(&image, &operations))
             .expect("a turn begins").expect("what has no name goes");
