@@ -150,6 +150,9 @@ struct World {
     absent: Vec<NodeFacts>,
     /// Where disks are that are on one node.
     disks: Option<BTreeMap<String, String>>,
+    /// A member's pod was deleted while its node was cordoned, and its disk is on that node: until a person uncordons it, nobody
+    /// reads that disk. It may be the only copy.
+    stranded: bool,
     /// The operator has asked nobody yet.
     has_restarted: bool,
 }
@@ -235,6 +238,7 @@ impl World {
             claims: begin.claims,
             absent: Vec::new(),
             disks: (begin.claims && begin.local).then(BTreeMap::new),
+            stranded: false,
             has_restarted: false,
         };
         for (index, start) in begin.pods.iter().enumerate() {
@@ -583,6 +587,10 @@ impl World {
     fn recreate(&mut self, round: u32, lost_node: bool) {
         match round {
             3 => {
+                let cordoned =
+                    |node: &String| self.observed.nodes.iter().any(|facts| facts.unschedulable && facts.name == *node);
+                let mut disks = self.disks.iter().flatten();
+                self.stranded = disks.any(|(name, node)| self.is_named(name) && cordoned(node));
                 self.absent = std::mem::take(&mut self.observed.nodes);
                 self.observed.backups.clear();
                 if lost_node {
@@ -715,6 +723,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         || begin.refuses
         || begin.fabric_fails
         || begin.forgotten
+        || world.stranded
         || begin.pods.iter().any(|pod| pod.quarantined > 0 || pod.silent);
     if begin.has_primary && had_copies && free > wanted && !needs_people {
         let members = world.holders();
