@@ -59,6 +59,13 @@ impl CommandLine {
 pub enum Command {
     /// Check whether a program can be followed here, with advice if not
     Doctor(DoctorOptions),
+    /// Tell a probe of the container whether it is ready: a standby whose directory is as the log has it, or a running program
+    Ready(ReadyOptions),
+    /// Copy this program into a folder, for a container of another image
+    CopyTo {
+        /// The folder, such as that of a volume which both containers have
+        folder: PathBuf,
+    },
     /// What `doctor` follows.
     #[command(hide = true)]
     DoctorChild {
@@ -77,6 +84,18 @@ pub struct DoctorOptions {
     /// Most files, directories and links
     #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
     pub files_max: usize,
+}
+
+/// Options of `ready`.
+#[derive(Args)]
+#[command(after_help = "Exit codes: 0 if it is ready, or that of the command; 1 if not; 2 for wrong arguments.")]
+pub struct ReadyOptions {
+    /// The directory that is replicated
+    #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]
+    pub dir: PathBuf,
+    /// What answers for a program that runs, such as redis-cli -e ping. Not given: it is ready
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// Options for running a program.

@@ -12,9 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FlockOperation, StatxFlags, flock, statx};
 
 use crate::directory::Directory;
+use crate::readiness::{self, Readiness};
 
-/// The folder beside the directory that says whose it is, and holds what has no name yet.
-const OWN_FOLDER: &str = ".tailwind-exec";
+/// The folder beside the directory that says whose it is and how far `life` is, and holds what has no name yet.
+pub(crate) const OWN_FOLDER: &str = ".tailwind-exec";
 
 /// The directory, and the folder of ours beside it.
 pub(crate) struct Ground {
@@ -56,6 +57,8 @@ impl Ground {
         remove_contents(&stage).context("empty the stage")?;
         fs::create_dir_all(&stage)?;
         let ground = Ground { directory, stage, _lock: lock, foreign };
+        // What an earlier process has left is not so any more.
+        ground.tell(Readiness::Starts)?;
         if !foreign {
             ground.mark()?;
         }
@@ -67,6 +70,11 @@ impl Ground {
         let inode = fs::metadata(&self.directory)?.ino().to_string();
         let mark = self.stage.with_file_name("directory");
         fs::write(&mark, inode).with_context(|| format!("write {}", mark.display()))
+    }
+
+    /// Leaves word for probes.
+    pub(crate) fn tell(&self, readiness: Readiness) -> Result<()> {
+        readiness.write(self.stage.with_file_name(readiness::FILE))
     }
 
     /// An empty directory and stage.

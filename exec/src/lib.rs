@@ -19,6 +19,7 @@ mod no_log;
 pub mod planted;
 pub mod program;
 pub mod ranges;
+pub mod readiness;
 pub mod record;
 pub mod supervisor;
 pub mod tally;

@@ -22,6 +22,7 @@ use crate::ground::Ground;
 use crate::image::{Image, Operation};
 use crate::lease::{self, Barriers, Lease};
 use crate::program::{self, Exit, Program, Signals};
+use crate::readiness::Readiness;
 use crate::record::Record;
 use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
 use crate::volume::{Bounds, Refusal, Volume};
@@ -125,7 +126,7 @@ impl Standby {
     fn follow(&mut self, options: &Options, ground: &Ground, signals: &Signals) -> Result<Option<(Client, Turn)>> {
         loop {
             let Some(mut client) = connect(&options.socket, signals)? else { return Ok(None) };
-            match self.follow_once(&mut client, signals) {
+            match self.follow_once(&mut client, ground, signals) {
                 Ok(Followed::Turn(turn)) => return Ok(Some((client, turn))),
                 Ok(Followed::Stopped) => return Ok(None),
                 Ok(Followed::Anew(why)) => {
@@ -141,10 +142,11 @@ impl Standby {
         }
     }
 
-    fn follow_once(&mut self, client: &mut Client, signals: &Signals) -> Result<Followed, Failure> {
+    fn follow_once(&mut self, client: &mut Client, ground: &Ground, signals: &Signals) -> Result<Followed, Failure> {
         // Signals are looked at in between.
         client.set_timeout(Some(PATIENCE)).map_err(anyhow::Error::from)?;
         let mut progress = Progress::new();
+        ground.tell(Readiness::Starts)?;
         let mut follow = client.follow((self.history, self.next))?;
         let turn = loop {
             if wants_to_end(signals) {
@@ -166,7 +168,11 @@ impl Standby {
                     self.next = lsn.next();
                     progress.took(lsn, bytes.len());
                 }
-                Some(FollowEvent::CaughtUp { next }) => progress.caught_up(next),
+                Some(FollowEvent::CaughtUp { next }) => {
+                    if progress.caught_up(next) {
+                        ground.tell(Readiness::Follows)?;
+                    }
+                }
                 Some(FollowEvent::Lag { acked, .. }) => progress.behind(acked),
                 Some(FollowEvent::Turn { epoch, next }) => break Turn { epoch, next, at: lease::now() },
                 None => return Err(Error::Disconnected { why: "the follow has ended".into() }.into()),
@@ -271,11 +277,14 @@ impl Progress {
         self.acked = acked;
     }
 
-    fn caught_up(&mut self, next: Lsn) {
-        if !std::mem::replace(&mut self.caught_up, true) {
+    /// True the first time.
+    fn caught_up(&mut self, next: Lsn) -> bool {
+        let first = !std::mem::replace(&mut self.caught_up, true);
+        if first {
             let (ms, mib) = (self.began.elapsed().as_millis() as u64, self.bytes >> 20);
             info!(%next, mib, ms, "the directory is as the log has it; waits for its turn");
         }
+        first
     }
 }
 
@@ -289,6 +298,7 @@ fn lead(
     signals: Signals,
 ) -> Result<i32> {
     let began = Instant::now();
+    ground.tell(Readiness::Starts)?;
     let lease = options.lease.map(|length| begin_lease(options, turn.epoch, length)).transpose()?;
     let Standby { mut image, mut directory, logged, .. } = standby;
     ensure!(
@@ -346,6 +356,7 @@ fn lead(
         }
     }
     let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
+    ground.tell(Readiness::Runs)?;
     info!(ms = began.elapsed().as_millis() as u64, "this sidecar is primary: the program runs");
     let outside = Outside { allowed: options.outside.clone() };
     let mut supervisor = Supervisor::new(&mut program, volume, appends, outside, logged);

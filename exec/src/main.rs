@@ -1,16 +1,19 @@
 //! `tailwind-exec`: runs an unmodified program whose files are replicated.
 
-use std::io::{self, Write};
+use std::fs;
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use tailwind_exec::command_line::{Command, CommandLine, DoctorOptions, RunOptions};
 use tailwind_exec::doctor::{self, Finding};
 use tailwind_exec::dry_run;
 use tailwind_exec::life::{self, Options};
+use tailwind_exec::readiness;
 use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
 
@@ -20,9 +23,12 @@ fn main() -> ExitCode {
         // What `doctor` follows is of no interest unless it fails.
         EnvFilter::new(if command.is_some() { "warn" } else { "info" })
     });
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    log.with_ansi(io::stderr().is_terminal()).init();
     let result = match (command, run) {
         (Some(Command::Doctor(options)), _) => examine(&options),
+        (Some(Command::Ready(options)), _) => readiness::probe(&options.dir, &options.command).map(|()| 0),
+        (Some(Command::CopyTo { folder }), _) => copy_to(&folder).map(|()| 0),
         (Some(Command::DoctorChild { directory }), _) => doctor::work(&directory).map(|()| 0).map_err(Into::into),
         (None, Some(arguments)) => run_program(arguments),
         (None, None) => CommandLine::command().error(ErrorKind::MissingRequiredArgument, "no program to run").exit(),
@@ -56,6 +62,13 @@ fn run_program(arguments: RunOptions) -> anyhow::Result<i32> {
         program: arguments.program,
     };
     if arguments.dry_run { dry_run::run(&options) } else { life::run(&options) }
+}
+
+fn copy_to(folder: &Path) -> anyhow::Result<()> {
+    let (new, program) = (folder.join(".tailwind-exec.new"), folder.join("tailwind-exec"));
+    fs::copy("/proc/self/exe", &new).with_context(|| format!("write {}", new.display()))?;
+    // At once, and also while the one that is there runs.
+    fs::rename(&new, &program).with_context(|| format!("write {}", program.display()))
 }
 
 /// Prints what was found.

@@ -26,6 +26,23 @@ fn mistakes_end_with_their_own_code() {
     }
 }
 
+/// In a pod there are variables of options that no command has.
+#[test]
+fn commands_take_no_part_in_the_options_of_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut doctor = Command::new(EXEC);
+    doctor.args(["doctor", "--dir"]).arg(folder.path().join("volume")).env_remove("TAILWIND_DIR");
+    let output = doctor.env("TAILWIND_SOCKET", "/run/tailwind/log.sock").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("kernel"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn what_is_no_terminal_gets_no_colors() {
+    let said = String::from_utf8(run(&["--dir", "/", "--", "true"]).stderr).unwrap();
+    assert!(said.contains("ERROR") && !said.contains('\x1b'), "{said:?}");
+}
+
 #[test]
 fn help_has_an_example_and_the_exit_codes() {
     let output = run(&["--help"]);

@@ -12,6 +12,7 @@ mod lease;
 mod loss;
 mod page;
 mod pid_1;
+mod readiness;
 mod removal;
 mod sidecar;
 mod threads;

@@ -173,6 +173,9 @@ impl Shared {
                     put_batch_record(&mut bytes, &state.log[lsn as usize - 1]);
                     send(stream, request, &Response::Records { first: lsn, records: Batch::new(1, &bytes).unwrap() })?;
                 }
+                if state.role != Role::Primary {
+                    return send(stream, request, &Response::End { next: last + 1, tailing: true });
+                }
                 state.turn.get_or_insert_with(Instant::now);
                 send(stream, request, &Response::Turn { epoch: state.epoch, next: last + 1 })
             }
