@@ -1,6 +1,7 @@
 # The images: docker build --target operator -t REGISTRY/tailwind-operator:0.1.0 .
 #            docker build --target sidecar  -t REGISTRY/tailwind-sidecar:0.1.0 .
 #            docker build --target kv       -t REGISTRY/tailwind-kv:0.1.0 .
+#            docker build --target exec     -t REGISTRY/tailwind-exec:0.1.0 .
 # Builder and images have the same Debian: the sidecar is linked with its libibverbs. For builds that can be repeated, name it by
 # digest: --build-arg DEBIAN=debian@sha256:...
 ARG DEBIAN=debian:bookworm-slim
@@ -29,8 +30,11 @@ RUN --mount=type=cache,target=/root/.cargo/registry --mount=type=cache,target=/s
     && mkdir /programs \
     && for program in tailwind-operator tailwind-sidecar tailwind-kv; do \
         strip --strip-debug -o "/programs/$program" "target/release/$program" || exit 1; \
-    done \
-    # Static: an init container copies it to where images of any kind run it, also those without this C library.
+    done
+# In a layer of its own: tailwind-exec is copied into images of other systems, so it is linked statically.
+RUN --mount=type=cache,target=/root/.cargo/registry --mount=type=cache,target=/src/target \
+    RUSTUP_TOOLCHAIN="$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)" \
+    && export RUSTUP_TOOLCHAIN \
     && host=$(rustc -vV | sed -n 's/^host: //p') \
     && RUSTFLAGS='-C target-feature=+crt-static' \
         cargo build --release --locked --target "$host" --package tailwind-exec \
@@ -50,15 +54,25 @@ COPY --from=builder /programs/tailwind-kv /usr/bin/tailwind-kv
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/tailwind-kv"]
 
+# ---- What runs unmodified programs ----------------------------------------------------------------------------------
+# For an init container that copies it into a volume, or for an image volume. Nothing else is in it.
+FROM scratch AS exec
+LABEL org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.vendor="The Tailwind authors" \
+    org.opencontainers.image.title="tailwind-exec" \
+    org.opencontainers.image.description="Runs an unmodified program whose files are replicated by a Tailwind log"
+COPY --from=builder /programs/tailwind-exec /usr/bin/tailwind-exec
+USER 65532:65532
+ENTRYPOINT ["/usr/bin/tailwind-exec"]
+
 # ---- Sidecars and backups -------------------------------------------------------------------------------------------
 FROM base AS sidecar
 LABEL org.opencontainers.image.title="tailwind-sidecar" \
-    org.opencontainers.image.description="Sidecar and backup of a Tailwind log, and tailwind-exec"
+    org.opencontainers.image.description="Sidecar and backup of a Tailwind log"
 # libibverbs loads the cards' drivers by name.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ibverbs-providers libibverbs1 \
     && rm -rf /var/lib/apt/lists/*
-COPY --from=builder /programs/tailwind-sidecar /programs/tailwind-exec /usr/bin/
+COPY --from=builder /programs/tailwind-sidecar /usr/bin/tailwind-sidecar
 # With RDMA and `memlock: Capability` pods say root instead: capabilities are for root alone.
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/tailwind-sidecar"]

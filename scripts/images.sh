@@ -11,8 +11,8 @@ VERSION=$(sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' charts/tailwi
 usage() {
     cat <<END
 scripts/images.sh [OPTION...] TARGET
-  Builds the images tailwind-operator, tailwind-sidecar and tailwind-kv (the example app), loads them into TARGET, and says
-  with which values the chart finds them there. TARGET:
+  Builds the images tailwind-operator, tailwind-sidecar, tailwind-kv (the example app) and tailwind-exec (for unmodified
+  programs), loads them into TARGET, and says with which values the chart finds them there. TARGET:
     kind[:CLUSTER]        every node of a kind cluster
     minikube[:PROFILE]    every node of a minikube cluster
     k3d[:CLUSTER]         every node of a k3d cluster
@@ -30,7 +30,7 @@ scripts/images.sh [OPTION...] TARGET
 END
 }
 
-IMAGES=(operator sidecar kv)
+IMAGES=(operator sidecar kv exec)
 ENGINES=(docker podman nerdctl buildah)
 # No registry has this name, so nothing is ever pulled in place of what was loaded.
 REGISTRY=localhost
@@ -161,23 +161,20 @@ build_images() {
 }
 
 pack_images() {
-    local name rdma packed
+    local name rdma
     command -v strip >/dev/null || stop 'strip is missing; on Debian, as root: apt-get install binutils'
     [ -n "$programs" ] || build_programs
     for name in "${IMAGES[@]}"; do
         [ -x "$programs/tailwind-$name" ] || stop "$programs has no program tailwind-$name"
-        rdma='' packed=("$programs/tailwind-$name")
-        if [ "$name" = sidecar ]; then
-            [ -x "$programs/tailwind-exec" ] || stop "$programs has no program tailwind-exec"
-            rdma=${RDMA:-} packed+=("$programs/tailwind-exec")
-        fi
+        rdma=
+        [ "$name" != sidecar ] || rdma=${RDMA:-}
         say "packing $(image "$name")"
-        RDMA=$rdma e2e/cluster/image "$(image "$name")" "$(archive "$name")" "${packed[@]}"
+        RDMA=$rdma e2e/cluster/image "$(image "$name")" "$(archive "$name")" "$programs/tailwind-$name"
     done
 }
 
 build_programs() {
-    local features=() host
+    local features=() host release=${CARGO_TARGET_DIR:-target}
     need_build_tools
     if [ "${RDMA:-}" = yes ]; then
         need_verbs
@@ -187,11 +184,12 @@ build_programs() {
     need_rust
     cargo build --release --locked "${features[@]}" \
         --package tailwind-operator --package tailwind-sidecar --package tailwind-example-kv
-    programs=${CARGO_TARGET_DIR:-target}/release
-    # Static, as in the Dockerfile: it is copied into other images.
+    # Copied into images of other systems, so without libraries. As in the Dockerfile.
     host=$(rustc -vV | sed -n 's/^host: //p')
     RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target "$host" --package tailwind-exec
-    cp "${CARGO_TARGET_DIR:-target}/$host/release/tailwind-exec" "$programs/"
+    programs=target/images/programs
+    mkdir -p "$programs"
+    cp "$release"/release/tailwind-{operator,sidecar,kv} "$release/$host/release/tailwind-exec" "$programs/"
 }
 
 image() { echo "$REGISTRY/tailwind-$1:$tag"; }
@@ -231,7 +229,9 @@ Load each archive on every node, for instance: ctr --namespace k8s.io images imp
 Then install the chart, and the example app for one node or for three and more:
   helm install tailwind charts/tailwind --namespace tailwind-system --create-namespace --set registry=$REGISTRY$tags
   sed 's#tailwind-kv:$VERSION#tailwind-kv:$tag#' manifests/samples/group-one-node.yaml | kubectl apply -f -
-  sed 's#tailwind-kv:$VERSION#$REGISTRY/tailwind-kv:$tag#' manifests/samples/kv.yaml | kubectl apply -f -"
+  sed 's#tailwind-kv:$VERSION#$REGISTRY/tailwind-kv:$tag#' manifests/samples/kv.yaml | kubectl apply -f -
+An unmodified Redis:
+  sed 's#tailwind-exec:$VERSION#$REGISTRY/tailwind-exec:$tag#' manifests/samples/redis.yaml | kubectl apply -f -"
 }
 
 main "$@"

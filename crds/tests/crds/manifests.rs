@@ -37,7 +37,7 @@ fn samples_are_valid_groups() {
             groups += 1;
         }
     }
-    assert_eq!(groups, 7, "each sample has one group");
+    assert_eq!(groups, 9, "each sample has one group");
 }
 
 /// Markdown files that people read.

@@ -230,6 +230,17 @@ fn operator_and_sample_app_pass_on_both_platforms() {
     assert_eq!(checked, 3);
 }
 
+/// Images of others may not say which user is theirs.
+#[test]
+fn samples_of_unmodified_programs_pass() {
+    for file in ["manifests/samples/redis.yaml", "manifests/samples/sqlite.yaml"] {
+        let documents = documents(&top().join(file));
+        let pod = &documents.iter().find(|document| document["kind"] == "StatefulSet").unwrap()["spec"]["template"];
+        assert_eq!(violations(pod), BTreeSet::new(), "{file}");
+        assert!(pod["spec"]["shareProcessNamespace"].is_null(), "{file}: tailwind-exec would not be PID 1");
+    }
+}
+
 /// Each rule finds what breaks it, and nothing else does.
 #[test]
 fn each_rule_refuses_what_it_should() {
