@@ -37,6 +37,7 @@ trap 'exit 143' TERM
 main() {
     [ -n "${KUBECONFIG:-}" ] || { [ "$(id -u)" -eq 0 ] || stop 'a cluster on this machine needs root'; }
     need_cluster
+    need_unmodified
     install_missing
     e2e/cluster/helm prepare
     build_tests
@@ -62,6 +63,8 @@ pack_images() {
     NONROOT=yes RDMA=yes pack sidecar "$built/tailwind-sidecar"
     NONROOT=yes pack operator "$built/tailwind-operator"
     NONROOT=yes pack kv "$built/tailwind-kv"
+    NONROOT=yes pack exec "$built/tailwind-exec"
+    pack redis redis-server redis-cli
     pack tools bash curl cat sleep
 }
 

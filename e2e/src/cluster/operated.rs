@@ -431,7 +431,7 @@ fn is_seen(group: &Value) -> bool {
 }
 
 /// Tests kill every node but the kept one.
-fn not_kept() -> Value {
+pub fn not_kept() -> Value {
     json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": KEPT, "operator": "DoesNotExist"}]},
     ]}})

@@ -9,6 +9,7 @@ mod evictions;
 mod idle;
 mod operated;
 mod readers;
+mod redis;
 mod rollout;
 mod service;
 mod skew;

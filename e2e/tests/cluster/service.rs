@@ -14,17 +14,50 @@ use crate::operated::{FROZEN_OPERATORS, outage_and};
 
 pub(crate) const PORT: u16 = 6379;
 
-/// An acknowledged write: seconds since 1970, and the address that acknowledged it.
-type Ack = (f64, String);
+/// An acknowledged write.
+#[derive(Clone, Debug)]
+pub(crate) struct Ack {
+    /// Seconds since 1970.
+    pub(crate) at: f64,
+    /// Who acknowledged it.
+    pub(crate) address: String,
+    /// How many had been sent until then.
+    pub(crate) sent: u64,
+    pub(crate) reply: String,
+}
 
-fn acks(file: &Path) -> Vec<Ack> {
+pub(crate) fn acks(file: &Path) -> Vec<Ack> {
     let text = fs::read_to_string(file).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let ack = |line: &str| {
-        let (at, address) = line.split_once(' ').unwrap();
-        (at.parse().unwrap(), address.to_owned())
+        let [at, address, sent, reply] = line.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let (at, sent) = (at.parse().unwrap(), sent.parse().unwrap());
+        Ack { at, address: address.to_owned(), sent, reply: reply.to_owned() }
     };
     whole.lines().map(ack).collect()
+}
+
+/// Does something while a client sends a command through the service again and again; all writes that were acknowledged. What is
+/// done is given the file in which [`acks`] are.
+pub(crate) fn beside_client(group: &OperatedGroup<'_>, command: &str, work: impl FnOnce(&Path)) -> Vec<Ack> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("acks");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/service_client.py");
+    std::thread::scope(|threads| {
+        let (slice, port) = (format!("{GROUP}-primary"), PORT.to_string());
+        let (script, out) = (script.to_string_lossy(), file.to_string_lossy());
+        let client =
+            ["run", "python3", &script, &group.namespace.name, &slice, &port, &out, command].map(str::to_owned);
+        let cluster = group.namespace.cluster;
+        let client = threads.spawn(move || cluster.command(&client.each_ref().map(String::as_str)));
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&file)));
+        fs::write(folder.path().join("acks.stop"), "").unwrap();
+        client.join().unwrap().unwrap();
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    acks(&file)
 }
 
 pub(crate) fn store() -> Value {
@@ -62,47 +95,31 @@ fn clients_follow_the_primary_without_operators() {
     group.start_apps_of(3, store()).unwrap();
     primary_with_standby(&group, 2);
 
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("acks");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/service_client.py");
     let mut gaps = Vec::new();
-    std::thread::scope(|threads| {
-        let (slice, port) = (format!("{GROUP}-primary"), PORT.to_string());
-        let out = file.to_string_lossy();
-        let client = ["run", "python3", &script.to_string_lossy(), &group.namespace.name, &slice, &port, &out]
-            .map(str::to_owned);
-        let cluster = &cluster;
-        let client = threads.spawn(move || cluster.command(&client.each_ref().map(String::as_str)));
-        let measured = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            for _ in 0..rounds(20) {
-                let primary = primary_with_standby(&group, 2);
-                let old = text(&group.namespace.pod(&primary).unwrap(), "/status/podIP").to_owned();
-                cluster
-                    .wait("writes through the service", || {
-                        Ok(acks(&file).last().is_some_and(|(_, ip)| *ip == old).then_some(()))
-                    })
-                    .unwrap();
-                let frozen = operators(cluster).unwrap();
-                frozen.iter().for_each(|operator| cluster.freeze(operator, true).unwrap());
-                group.namespace.kill_container(&primary, SIDECAR).unwrap();
-                // Its sidecar may be back, and primary again, before another has noticed.
-                let gap = cluster
-                    .wait("a write through the service to be acknowledged", || Ok(failover(&acks(&file), &old)))
-                    .unwrap();
-                frozen.iter().for_each(|operator| cluster.freeze(operator, false).unwrap());
-                gaps.extend(gap);
-                group.namespace.delete_pod_at_once(&primary).unwrap();
-                cluster
-                    .wait("the next primary", || {
-                        Ok((text(&group.get()?, "/status/log/primary/name") != primary).then_some(()))
-                    })
-                    .unwrap();
-            }
-        }));
-        fs::write(folder.path().join("acks.stop"), "").unwrap();
-        client.join().unwrap().unwrap();
-        if let Err(panic) = measured {
-            std::panic::resume_unwind(panic);
+    beside_client(&group, "SET key value", |file| {
+        for _ in 0..rounds(20) {
+            let primary = primary_with_standby(&group, 2);
+            let old = text(&group.namespace.pod(&primary).unwrap(), "/status/podIP").to_owned();
+            cluster
+                .wait("writes through the service", || {
+                    Ok(acks(file).last().is_some_and(|ack| ack.address == old).then_some(()))
+                })
+                .unwrap();
+            let frozen = operators(&cluster).unwrap();
+            frozen.iter().for_each(|operator| cluster.freeze(operator, true).unwrap());
+            group.namespace.kill_container(&primary, SIDECAR).unwrap();
+            // Its sidecar may be back, and primary again, before another has noticed.
+            let gap = cluster
+                .wait("a write through the service to be acknowledged", || Ok(failover(&acks(file), &old)))
+                .unwrap();
+            frozen.iter().for_each(|operator| cluster.freeze(operator, false).unwrap());
+            gaps.extend(gap);
+            group.namespace.delete_pod_at_once(&primary).unwrap();
+            cluster
+                .wait("the next primary", || {
+                    Ok((text(&group.get()?, "/status/log/primary/name") != primary).then_some(()))
+                })
+                .unwrap();
         }
     });
     let median = {
@@ -121,14 +138,14 @@ fn clients_follow_the_primary_without_operators() {
 fn failover(acks: &[Ack], old: &str) -> Option<Option<u64>> {
     const SETTLED_SECONDS: f64 = 5.0;
     let micros = |seconds: f64| (seconds * 1e6) as u64;
-    let last = acks.iter().rposition(|(_, address)| address == old)?;
+    let last = acks.iter().rposition(|ack| ack.address == old)?;
     match acks.get(last + 1) {
-        Some((at, _)) => Some(Some(micros(at - acks[last].0))),
+        Some(next) => Some(Some(micros(next.at - acks[last].at))),
         // A pause, after which the old one goes on.
         None => {
-            let pause = acks.windows(2).rev().find(|pair| pair[1].0 - pair[0].0 > 0.1);
-            let resumed =
-                pause.filter(|pair| acks[last].0 - pair[1].0 > SETTLED_SECONDS && pair[0].1 == old && pair[1].1 == old);
+            let pause = acks.windows(2).rev().find(|pair| pair[1].at - pair[0].at > 0.1);
+            let settled = |pair: &&[Ack]| acks[last].at - pair[1].at > SETTLED_SECONDS;
+            let resumed = pause.filter(settled).filter(|pair| pair.iter().all(|ack| ack.address == old));
             resumed.map(|_| None)
         }
     }

@@ -1,7 +1,8 @@
-"""Writes to the example store through an EndpointSlice, as a client outside of the group: service_client.py SLICE_PATH PORT OUT.
+"""Sends a write through an EndpointSlice again and again, as a client outside of the group:
+service_client.py NAMESPACE SLICE PORT OUT COMMAND.
 
-Follows the slice by a watch of the API (kubectl), and appends a line `SECONDS ADDRESS` to OUT for each acknowledged write.
-Goes on until OUT.stop exists."""
+Follows the slice by a watch of the API (kubectl), and appends a line `SECONDS ADDRESS SENT REPLY` to OUT for each write that was
+acknowledged: SENT are all that were sent until then, by whatever connection. Goes on until OUT.stop exists."""
 
 import json
 import os
@@ -16,6 +17,7 @@ ANSWER_SECONDS = 0.5
 PAUSE_SECONDS = 0.005
 
 address = None
+sent = 0
 
 
 def follow(namespace, name):
@@ -39,35 +41,36 @@ def follow(namespace, name):
         time.sleep(0.1)
 
 
-def write_to(host, port, out):
-    """Writes until an answer is not OK, or somebody else is primary."""
+def write_to(host, port, out, command):
+    """Writes until an answer is an error, or somebody else is primary."""
+    global sent
     with socket.create_connection((host, port), CONNECT_SECONDS) as server:
         server.settimeout(ANSWER_SECONDS)
-        number = 0
         while address == host and not os.path.exists(out + ".stop"):
-            number += 1
-            server.sendall(f"SET key {number}\r\n".encode())
+            sent += 1
+            server.sendall(f"{command}\r\n".encode())
             answer = b""
             while not answer.endswith(b"\r\n"):
                 more = server.recv(4096)
                 if not more:
                     return
                 answer += more
-            if answer != b"+OK\r\n":
+            if answer[:1] not in (b"+", b":"):
                 return
+            reply = answer[1:].decode().strip()
             with open(out, "a", encoding="utf-8") as acks:
-                acks.write(f"{time.time():.6f} {host}\n")
+                acks.write(f"{time.time():.6f} {host} {sent} {reply}\n")
             time.sleep(PAUSE_SECONDS)
 
 
 def main():
-    namespace, name, port, out = sys.argv[1:]
+    namespace, name, port, out, command = sys.argv[1:]
     threading.Thread(target=follow, args=(namespace, name), daemon=True).start()
     while not os.path.exists(out + ".stop"):
         host = address
         try:
             if host:
-                write_to(host, int(port), out)
+                write_to(host, int(port), out, command)
         except OSError:
             pass
         time.sleep(PAUSE_SECONDS)
