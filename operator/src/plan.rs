@@ -219,7 +219,7 @@ fn budget(state: &GroupState<'_>, exit: Exit) -> Option<Owned> {
     let Observed { group, server, .. } = state.observed;
     let before = own_budget(state.observed).filter(|_| licence::is_any_unasked(state));
     let before = before.and_then(|budget| disruption::stays(&budget.object));
-    let stay = disruption::stay(group, exit, licence::unreported(state), before)?;
+    let stay = disruption::stay(group, exit, licence::unproved(state), before)?;
     Some(disruption::budget(group, *server, stay))
 }
 

@@ -38,17 +38,17 @@ const EVERYBODY: u8 = u8::MAX;
 /// the backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
 /// drain shall not wait for it; never fewer than appends need. A single backup could then never leave, and has no budget.
 ///
-/// A budget counts every member that is ready. For each of them that does not say what it holds (`unreported`), one more has to
+/// A budget counts every pod that is ready. For each of them that does not prove that it holds the log (`unproved`), one more has to
 /// stay: then, whoever is evicted, as many as appends need are left of those that prove that they hold the log. Nor do fewer stay
 /// than `before`, where that is given.
-pub(crate) fn stay(group: &ReplicaGroup, exit: Exit, unreported: usize, before: Option<u8>) -> Option<u8> {
+pub(crate) fn stay(group: &ReplicaGroup, exit: Exit, unproved: usize, before: Option<u8>) -> Option<u8> {
     let spec = &group.spec;
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     if !spec.disruption_budget || log.is_none_or(|log| log.members.is_empty()) {
         return None;
     }
-    let unreported = u8::try_from(unreported).unwrap_or(EVERYBODY);
-    let floor = spec.min_in_sync().max(1).saturating_add(unreported);
+    let unproved = u8::try_from(unproved).unwrap_or(EVERYBODY);
+    let floor = spec.min_in_sync().max(1).saturating_add(unproved);
     let stay = match exit {
         Exit::Never => Some(EVERYBODY),
         Exit::AfterSuccessor => Some(floor.max(spec.backups)),

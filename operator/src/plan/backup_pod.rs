@@ -59,6 +59,8 @@ pub(crate) struct BackupPod {
     pub(crate) ready: bool,
     /// What its readiness gate says now.
     pub(crate) gate: Option<bool>,
+    /// A budget counts it, or will in a moment: also one that has just left the set, until its kubelet has heard of that.
+    pub(crate) counted: bool,
     /// It was created from an older spec or image.
     pub(crate) outdated: bool,
     /// Why it should leave, although it works.
@@ -211,6 +213,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     let leaves_at = node.filter(|_| leaves_node.is_some()).and_then(|node| Some(node.marked_since? + grace));
     let leaves_at = leaves_at.filter(|at| *at > observed.now);
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
+    let ready = is_true(pod, "ContainersReady");
     let attempt = pod.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
     BackupPod {
         uid: pod.uid().unwrap_or_default(),
@@ -219,7 +222,8 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         node: node_name,
         control: ip.map(|ip| SocketAddr::new(ip, PORT_BACKUP).to_string()),
         member,
-        ready: is_true(pod, "ContainersReady"),
+        ready,
+        counted: ready && (member || is_true(pod, GATE_CAUGHT_UP) || is_true(pod, "Ready")),
         gate: condition(pod, GATE_CAUGHT_UP).map(|condition| condition.status == "True"),
         outdated,
         leave: leaves_node.filter(|_| leaves_at.is_none()),

@@ -230,23 +230,23 @@ pub(crate) fn is_any_damaged(state: &GroupState<'_>) -> bool {
     state.alive().any(|backup| is_damaged(state.observed, backup))
 }
 
-/// Ready members whose reports cannot be read, or are not there yet: they may be damaged as well.
-pub(crate) fn unreported(state: &GroupState<'_>) -> usize {
+/// Pods that a budget counts although they do not prove that they hold the log: members whose reports cannot be read, or are not
+/// there yet, may be damaged; and what has left the set has nothing that counts.
+pub(crate) fn unproved(state: &GroupState<'_>) -> usize {
     if planted::has(Bug::EvictsBesideSilence) {
         return 0;
     }
     let says = |backup: &BackupPod| matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
-    ready_members(state).filter(|backup| !says(backup)).count()
+    counted(state).filter(|backup| !(backup.member && says(backup))).count()
 }
 
-/// Whether a ready member has not been asked yet what it holds. It will be in a moment.
+/// Whether one of those has not been asked yet what it holds. It will be in a moment.
 pub(crate) fn is_any_unasked(state: &GroupState<'_>) -> bool {
-    ready_members(state).any(|backup| !state.observed.reports.contains_key(&backup.name))
+    counted(state).any(|backup| !state.observed.reports.contains_key(&backup.name))
 }
 
-/// Those that a budget counts.
-fn ready_members<'a>(state: &'a GroupState<'_>) -> impl Iterator<Item = &'a BackupPod> {
-    state.alive().filter(|backup| backup.member && backup.ready)
+fn counted<'a>(state: &'a GroupState<'_>) -> impl Iterator<Item = &'a BackupPod> {
+    state.alive().filter(|backup| backup.counted)
 }
 
 /// Whether this is a member that reports that it does not hold all of the log.

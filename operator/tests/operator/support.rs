@@ -138,6 +138,9 @@ struct Backup {
     words: Option<String>,
     /// Another address than the log knows.
     ip: Option<String>,
+    /// Its gate says the contrary of what the log does: it has just joined the set, or left it.
+    #[serde(default)]
+    gate_lags: bool,
     /// So long ago it should have ended.
     #[serde(default)]
     ending_minutes: i64,
@@ -591,7 +594,7 @@ impl Example {
             "message": given.message,
             "conditions": [
                 {"type": "ContainersReady", "status": truth(ready)},
-                {"type": GATE_CAUGHT_UP, "status": truth(member)},
+                {"type": GATE_CAUGHT_UP, "status": truth(member != given.gate_lags)},
             ],
         });
         if let Some(why) = &given.unschedulable {
