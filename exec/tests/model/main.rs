@@ -44,7 +44,8 @@ fn main() -> ExitCode {
                 // A filter that is meant for other tests.
                 Some(_) => return ExitCode::SUCCESS,
             };
-            println!("\ntest result: {}.", if passed { "ok" } else { "FAILED" });
+            let (result, counts) = if passed { ("ok", "1 passed; 0 failed") } else { ("FAILED", "0 passed; 1 failed") };
+            println!("\ntest result: {result}. {counts}");
             if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
     }
