@@ -29,6 +29,15 @@ fn start(place: &Place, sidecar: &Sidecar, script: &str) -> Running {
     Running { child: command.spawn().unwrap() }
 }
 
+/// A program with a child in a session of its own, which has the argument that comes back.
+fn start_with_session(place: &Place, sidecar: &Sidecar) -> (Running, String) {
+    let mark = place.path().join("mark").display().to_string();
+    let script = format!("setsid sh -c 'echo ready; while :; do sleep 0.01; done' {mark} & sleep 86399");
+    let running = start(place, sidecar, &script);
+    place.wait_for("stdout", "ready");
+    (running, mark)
+}
+
 /// The number of `tailwind-exec` outside of its namespace.
 fn first(running: &Running) -> Pid {
     let unshare = running.child.id();
@@ -90,10 +99,7 @@ fn nobody_outlives_a_killed_supervisor() {
     }
     let place = Place::new();
     let sidecar = Sidecar::start(place.path());
-    let mark = place.path().join("mark").display().to_string();
-    let script = format!("setsid sh -c 'echo ready; while :; do sleep 0.01; done' {mark} & sleep 86399");
-    let mut running = start(&place, &sidecar, &script);
-    place.wait_for("stdout", "ready");
+    let (mut running, mark) = start_with_session(&place, &sidecar);
     assert_ne!(with_argument(&mark), 0);
     kill_process(first(&running), Signal::KILL).unwrap();
     assert_ne!(running.wait().into_raw(), 0);
@@ -107,10 +113,7 @@ fn a_lost_role_kills_every_process() {
     }
     let place = Place::new();
     let sidecar = Sidecar::start(place.path());
-    let mark = place.path().join("mark").display().to_string();
-    let script = format!("setsid sh -c 'echo ready; while :; do sleep 0.01; done' {mark} & sleep 86399");
-    let mut running = start(&place, &sidecar, &script);
-    place.wait_for("stdout", "ready");
+    let (mut running, mark) = start_with_session(&place, &sidecar);
     sidecar.lose_role();
     assert_eq!(running.wait().code(), Some(LOST));
     assert_eq!(with_argument(&mark), 0);
