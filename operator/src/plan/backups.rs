@@ -23,7 +23,7 @@ use tailwind_crds::OnCordon;
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::count::Count;
 use super::group_state::GroupState;
-use super::licence::{claim_licence, is_any_damaged, is_damaged, licence};
+use super::licence::{claim_licence, is_any_damaged, is_damaged, licence, proves};
 use super::placement::{Survey, survey};
 use super::removal::{Advice, Removal, RemovalReason, Replacement};
 use super::rollout::Rollout;
@@ -151,6 +151,12 @@ impl<'a> Planner<'a> {
         self.holders() - usize::from(self.is_holder(backup))
     }
 
+    /// Those that prove that they hold the log, beside this one.
+    fn proved(&self, beside: Option<&BackupPod>) -> usize {
+        let others = self.alive.iter().filter(|other| beside.is_none_or(|beside| other.name != beside.name));
+        others.filter(|other| self.is_holder(other) && proves(self.observed, other)).count()
+    }
+
     fn is_holder(&self, backup: &BackupPod) -> bool {
         backup.member && !backup.is_stuck() && !is_damaged(self.observed, backup)
     }
@@ -274,11 +280,11 @@ impl<'a> Planner<'a> {
         if self.floor > 1 { Advice::OrLowerMinInSync } else { Advice::AddNode }
     }
 
-    /// All copies are there, and a node for one more, or that one is there already.
+    /// All copies are proved, and there is a node for one more, or that one is there already.
     fn may_leave_cordoned(&self) -> bool {
         let has_successor = self.alive.len() > self.wanted || planted::has(Bug::CordonIsDrain);
         let free = !self.plan.survey.free.is_empty() || has_successor;
-        self.has_primary && free && self.holders() >= self.wanted && self.held == 0
+        self.has_primary && free && self.proved(None) >= self.wanted && self.held == 0
     }
 
     /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
@@ -388,7 +394,8 @@ impl<'a> Planner<'a> {
         }
         let first = |backup: &&&BackupPod| (!self.is_holder(backup), self.crowd(backup), backup.created);
         let Some(surplus) = self.alive.iter().max_by_key(first).copied() else { return };
-        if self.other_holders(surplus) < self.wanted {
+        // There is no hurry: none leaves before all others that shall stay have said what they hold.
+        if self.proved(Some(surplus)) < self.wanted {
             return;
         }
         if self.remove(surplus, RemovalReason::Surplus) {

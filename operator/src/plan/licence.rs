@@ -257,6 +257,13 @@ pub(crate) fn is_damaged(observed: &Observed, backup: &BackupPod) -> bool {
     member.zip(report).is_some_and(|(member, report)| is_whole(log, member, report).is_err())
 }
 
+/// Whether this is a member that proves that it holds all of the log.
+pub(crate) fn proves(observed: &Observed, backup: &BackupPod) -> bool {
+    let Some(log) = observed.log() else { return false };
+    let member = log.members.iter().find(|member| member.name == backup.name);
+    member.zip(observed.reports.get(&backup.name)).is_some_and(|(member, report)| prove(log, member, report).is_ok())
+}
+
 /// A config store that knows of no log may have been emptied.
 fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Withheld> {
     let reported = || observed.reports.values().flatten().find_map(|report| report.log.clone());
