@@ -251,7 +251,9 @@ impl<'a> Planner<'a> {
         self.remove_outsiders();
         let leaving = self.alive.iter().filter(|backup| backup.member);
         let leaving: Vec<_> = leaving.filter_map(|backup| Some((*backup, backup.leave.as_ref()?))).collect();
-        let next = leaving.iter().filter(|(_, why)| !matches!(why, Leave::Cordoned(_)) || self.may_leave_cordoned());
+        let next = leaving
+            .iter()
+            .filter(|(backup, why)| !matches!(why, Leave::Cordoned(_)) || self.may_leave_cordoned(backup));
         match next.min_by_key(|(backup, why)| (!matches!(why, Leave::Drained(_)), &backup.name)) {
             Some((backup, why)) => self.replace(backup, why),
             None => {
@@ -280,11 +282,14 @@ impl<'a> Planner<'a> {
         if self.floor > 1 { Advice::OrLowerMinInSync } else { Advice::AddNode }
     }
 
-    /// All copies are proved, and there is a node for one more, or that one is there already.
-    fn may_leave_cordoned(&self) -> bool {
-        let has_successor = self.alive.len() > self.wanted || planted::has(Bug::CordonIsDrain);
-        let free = !self.plan.survey.free.is_empty() || has_successor;
-        self.has_primary && free && self.proved(None) >= self.wanted && self.held == 0
+    /// All copies are proved, and there is a node for one more, or that one is there already. Where it is in the set, so are all
+    /// copies without this one.
+    fn may_leave_cordoned(&self, member: &BackupPod) -> bool {
+        let is_drain = planted::has(Bug::CordonIsDrain);
+        let free = !self.plan.survey.free.is_empty() || self.alive.len() > self.wanted || is_drain;
+        let goes_now = self.other_holders(member) >= self.wanted && !is_drain;
+        let beside = goes_now.then_some(member);
+        self.has_primary && free && self.proved(beside) >= self.wanted && self.held == 0
     }
 
     /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
