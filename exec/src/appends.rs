@@ -81,6 +81,10 @@ impl Log for Appends {
         Ok(())
     }
 
+    fn hand_over(&mut self) -> Result<(), Loss> {
+        Ok(self.client.hand_over()?)
+    }
+
     fn pump(&mut self) -> Result<(), Loss> {
         self.client.pump()?;
         if self.client.role_info().role != Role::Primary {

@@ -61,6 +61,10 @@ impl<F: FnMut(&[u8])> Log for NoLog<F> {
         Ok(())
     }
 
+    fn hand_over(&mut self) -> Result<(), Loss> {
+        Ok(())
+    }
+
     fn pump(&mut self) -> Result<(), Loss> {
         Ok(())
     }

@@ -73,6 +73,11 @@ impl Signals {
         Ok(Signals { wake, flags })
     }
 
+    /// Whether one has come since the last call of `take`.
+    fn any(&self) -> bool {
+        self.flags.iter().any(|(_, flag)| flag.load(Ordering::Acquire))
+    }
+
     /// Those that have come since the last call.
     pub fn take(&self) -> Vec<Signal> {
         let mut bytes = [0; 64];
@@ -120,6 +125,11 @@ impl Program {
         self.listener.receive()
     }
 
+    /// The stopped call that the [listener](Program::listener) was polled readable for.
+    pub fn take(&self) -> io::Result<Option<Stopped>> {
+        self.listener.take()
+    }
+
     /// What it was refused, and how often: if that is counted.
     pub fn refused(&self) -> BTreeMap<Refused, u64> {
         self.listener.refused()
@@ -139,6 +149,11 @@ impl Program {
     /// Polls readable when `look` has something to do.
     pub fn signals(&self) -> BorrowedFd<'_> {
         self.signals.as_fd()
+    }
+
+    /// Whether signals have come that nobody has looked at, without a system call.
+    pub fn has_signals(&self) -> bool {
+        self.signals.any()
     }
 
     /// Passes signals on and takes in who has ended. The program's own end, if it has.

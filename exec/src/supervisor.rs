@@ -25,6 +25,8 @@ use crate::volume::{Refusal, Target, Volume};
 
 /// How long the loop looks for acks before it sleeps: an ack over shared memory takes less, and a wake-up as long again.
 const SPIN: Duration = Duration::from_micros(50);
+/// How often the loop looks for the program's end when nothing tells of it.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Stopped calls that are taken before any is answered: threads of a program, at most.
 const CALLS_MAX: usize = 4096;
 
@@ -56,7 +58,9 @@ pub trait Log {
     fn record_max(&self) -> usize;
     /// Sends records in as few batches as they fit into, in order.
     fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss>;
-    /// Hands on what has gathered and takes in what has come, without waiting.
+    /// Hands on what has gathered, without waiting.
+    fn hand_over(&mut self) -> Result<(), Loss>;
+    /// The same before the caller sleeps: takes in what has come, too, and has `as_fd` polled readable when more does.
     fn pump(&mut self) -> Result<(), Loss>;
     /// Takes in what has come, without a system call if that can be.
     fn take_acks(&mut self) -> Result<(), Loss>;
@@ -105,6 +109,15 @@ pub struct Supervisor<'a, L> {
     tally: Tally,
 }
 
+/// Who has woken the loop.
+#[derive(Clone, Copy, Debug)]
+struct Woken {
+    /// A call waits to be received.
+    call: bool,
+    /// A signal has come, and may be that of a child's end.
+    signal: bool,
+}
+
 /// How far the newest generation of the log is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Generation {
@@ -145,21 +158,20 @@ impl<'a, L: Log> Supervisor<'a, L> {
     /// Until the program ends. Its end, if it was an orderly one, is a sync of the whole volume. After a loss nothing is
     /// answered any more: kill the program, or have it [wind down](Supervisor::wind_down) first.
     pub fn run(&mut self) -> Result<Exit, Loss> {
+        let mut woken = Woken { call: false, signal: true };
         loop {
-            let busy = self.turn()?;
-            if let Some(exit) = self.program.look()? {
+            self.turn(woken)?;
+            if (woken.signal || self.program.has_signals())
+                && let Some(exit) = self.program.look()?
+            {
                 return self.end(exit);
             }
-            if !busy {
-                self.sleep()?;
-            }
+            woken = self.sleep()?;
         }
     }
 
-    /// Returns whether there was anything to do.
-    fn turn(&mut self) -> Result<bool, Loss> {
-        let calls = self.receive()?;
-        let any = !calls.is_empty();
+    fn turn(&mut self, woken: Woken) -> Result<(), Loss> {
+        let calls = if woken.call { self.receive(true)? } else { Vec::new() };
         let mut syncs = Vec::new();
         for stopped in calls {
             self.volume.stopped(stopped.thread);
@@ -174,19 +186,21 @@ impl<'a, L: Log> Supervisor<'a, L> {
             self.reply(stopped.id, Answer::Go)?;
         }
         self.sync(syncs)?;
-        self.log.pump()?;
-        let answered = self.answer()?;
-        Ok(any || answered)
+        self.log.hand_over()
     }
 
-    fn receive(&mut self) -> io::Result<Vec<Stopped>> {
+    /// All calls that wait; one does if `any` says so.
+    fn receive(&mut self, any: bool) -> io::Result<Vec<Stopped>> {
         let mut calls = Vec::new();
+        if any {
+            calls.extend(self.program.take()?);
+        }
         while calls.len() < CALLS_MAX
             && let Some(stopped) = self.program.receive()?
         {
-            self.open.insert(stopped.id);
             calls.push(stopped);
         }
+        self.open.extend(calls.iter().map(|stopped| stopped.id));
         Ok(calls)
     }
 
@@ -334,29 +348,34 @@ impl<'a, L: Log> Supervisor<'a, L> {
     }
 
     /// Until something happens: a stopped call, an ack, a signal, the program's end.
-    fn sleep(&mut self) -> Result<(), Loss> {
+    fn sleep(&mut self) -> Result<Woken, Loss> {
         if !self.waiting.is_empty() {
             let deadline = Instant::now() + SPIN;
             while Instant::now() < deadline {
                 self.log.take_acks()?;
                 if self.answer()? {
-                    return Ok(());
+                    break;
                 }
-                std::hint::spin_loop();
-            }
-            self.log.pump()?;
-            if self.answer()? {
-                return Ok(());
+                // Where the sidecar has to run on this processor, it does so now, and not when the time is over.
+                std::thread::yield_now();
             }
         }
-        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        self.log.pump()?;
+        self.answer()?;
         let mut descriptors = [
-            PollFd::from_borrowed_fd(self.log.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.program.listener(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.program.signals(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.log.as_fd(), PollFlags::IN),
         ];
-        match poll(&mut descriptors, Some(&second)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+        match poll(&mut descriptors, Some(&LOOK_EVERY)) {
+            Ok(0) => Ok(Woken { call: false, signal: true }),
+            Ok(_) => {
+                let [calls, signals, _] = descriptors.map(|descriptor| descriptor.revents());
+                // The listener hangs up when no process is left.
+                let signal = !signals.is_empty() || calls.contains(PollFlags::HUP);
+                Ok(Woken { call: calls.contains(PollFlags::IN), signal })
+            }
+            Err(Errno::INTR) => Ok(Woken { call: false, signal: true }),
             Err(errno) => Err(io::Error::from(errno).into()),
         }
     }
@@ -373,7 +392,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             if left.is_zero() {
                 break;
             }
-            for stopped in self.receive()? {
+            for stopped in self.receive(false)? {
                 let answer = if stopped.call.is_sync() { Answer::Fail(Errno::IO) } else { Answer::Go };
                 self.reply(stopped.id, answer)?;
             }

@@ -29,7 +29,7 @@ mod tree;
 mod watch;
 
 use files::{Effects, File};
-use proc::Identity;
+use proc::{Identity, Infos};
 use tree::{At, Entry, Note, Tree};
 use watch::{Event, Watch};
 
@@ -100,6 +100,9 @@ pub enum Target {
 pub struct Volume {
     bounds: Bounds,
     device: u64,
+    /// Where each inode that is seen through one mount is another file: that of the volume.
+    mount: Option<u64>,
+    infos: Infos,
     watch: Watch,
     tree: Tree,
     directories: HashMap<Number, OwnedFd>,
@@ -143,6 +146,8 @@ impl Volume {
         let mut volume = Volume {
             bounds,
             device,
+            mount: proc::mount(root)?,
+            infos: Infos::default(),
             watch: Watch::new()?,
             tree: Tree::new(entries),
             files: HashMap::new(),
@@ -275,7 +280,7 @@ impl Volume {
             Call::Map(_) if planted::has(Bug::MapForgotten) => {}
             Call::Map(descriptor) => {
                 if let Some(number) = self.file_of(thread, descriptor)?
-                    && proc::info(thread.0, descriptor.0).is_none_or(|info| info.writable)
+                    && self.infos.get(thread.0, descriptor.0).is_none_or(|info| info.writable)
                     && let Some(file) = self.files.get_mut(&number)
                 {
                     file.mapped = true;
@@ -307,6 +312,9 @@ impl Volume {
 
     /// What a descriptor leads to.
     pub fn target(&mut self, thread: Thread, descriptor: Descriptor) -> Result<Target, Refusal> {
+        if let Some(target) = self.known_target(thread, descriptor) {
+            return Ok(target);
+        }
         let Some(identity) = proc::descriptor(thread, descriptor) else {
             return match descriptor.0 {
                 // Not open, or its thread has ended: nobody learns of the answer, or the kernel says EBADF.
@@ -324,6 +332,18 @@ impl Volume {
             FileType::Directory => Ok(Target::Names),
             FileType::RegularFile => self.number(thread, descriptor, identity),
             _ => Ok(Target::Kernel),
+        }
+    }
+
+    /// The same without a walk along a path, for what has a number.
+    fn known_target(&mut self, thread: Thread, descriptor: Descriptor) -> Option<Target> {
+        let mount = self.mount?;
+        let info = self.infos.get(thread.0, descriptor.0).filter(|info| info.mount == mount)?;
+        let number = *self.inodes.get(&info.inode)?;
+        match self.known.get(&number)?.kind {
+            Kind::File => Some(Target::File(number)),
+            Kind::Directory => Some(Target::Names),
+            Kind::Link(_) => None,
         }
     }
 
@@ -635,7 +655,7 @@ impl Volume {
             }
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
             let File { writers, doubts, .. } = file;
-            writers.advance(doubts, proc::info);
+            writers.advance(doubts, |process, descriptor| self.infos.get(process, descriptor));
             if !writers.must_look() {
                 return Ok(());
             }

@@ -62,22 +62,30 @@ impl Listener {
     /// From here on only its death interrupts the thread. Before, a signal with a handler does, and its call is stopped anew
     /// or fails with EINTR, as `SA_RESTART` says: so receive soon.
     pub fn receive(&self) -> io::Result<Option<Stopped>> {
-        while let Some(seccomp_notif { id, pid, data, .. }) = self.notification()? {
-            if let Some(counts) = &self.refused
-                && let Some(refused) = Refused::find(&data)
-            {
-                self.answer(id, Answer::Fail(refused.errno()))?;
-                counts.add(refused);
-                continue;
+        while self.readable()? {
+            if let Some(stopped) = self.take()? {
+                return Ok(Some(stopped));
             }
-            let call = rules::decode(data.nr.cast_unsigned(), &data.args).ok_or_else(|| {
-                let what =
-                    format!("call {} of thread {pid} was stopped, and no rule says so: {:?}", data.nr, data.args);
-                io::Error::new(io::ErrorKind::InvalidData, what)
-            })?;
-            return Ok(Some(Stopped { id, thread: Thread(pid), call }));
         }
         Ok(None)
+    }
+
+    /// The same for the one who has polled the descriptor readable. It blocks if nothing was stopped since the last call that
+    /// was taken.
+    pub fn take(&self) -> io::Result<Option<Stopped>> {
+        let Some(seccomp_notif { id, pid, data, .. }) = self.notification()? else { return Ok(None) };
+        if let Some(counts) = &self.refused
+            && let Some(refused) = Refused::find(&data)
+        {
+            self.answer(id, Answer::Fail(refused.errno()))?;
+            counts.add(refused);
+            return Ok(None);
+        }
+        let call = rules::decode(data.nr.cast_unsigned(), &data.args).ok_or_else(|| {
+            let what = format!("call {} of thread {pid} was stopped, and no rule says so: {:?}", data.nr, data.args);
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        })?;
+        Ok(Some(Stopped { id, thread: Thread(pid), call }))
     }
 
     /// What the program was refused, and how often: if that is counted.
@@ -86,9 +94,6 @@ impl Listener {
     }
 
     fn notification(&self) -> io::Result<Option<seccomp_notif>> {
-        if !self.readable()? {
-            return Ok(None);
-        }
         // Zeros, or the kernel refuses it.
         let mut notification = seccomp_notif {
             id: 0,

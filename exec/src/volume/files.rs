@@ -103,7 +103,7 @@ impl Writers {
 
     /// Reads all positions, and adds to `doubts` what was written since they were read last. If a descriptor is gone, the
     /// writers have to be looked for again.
-    pub(crate) fn advance(&mut self, doubts: &mut Ranges, info: impl Fn(u32, i32) -> Option<proc::Info>) {
+    pub(crate) fn advance(&mut self, doubts: &mut Ranges, mut info: impl FnMut(u32, i32) -> Option<proc::Info>) {
         let floor = self.floors.iter().map(|(_, floor)| *floor).min().unwrap_or(u64::MAX);
         self.list.retain_mut(|Watched { writer, seen }| {
             let now = info(writer.process, writer.descriptor)

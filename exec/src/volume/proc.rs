@@ -3,8 +3,10 @@
 //! Of `/proc` only `fd`, `fdinfo`, `maps` and `stat` are read: what the default profiles of container runtimes leave alone.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -66,6 +68,16 @@ pub(crate) fn identity(
     })
 }
 
+/// The mount that a directory is seen through, if each inode that is seen through it is another file. On btrfs each subvolume
+/// has its own inodes.
+pub(crate) fn mount(directory: &OwnedFd) -> Result<Option<u64>, Errno> {
+    if rustix::fs::fstatfs(directory)?.f_type as u32 == libc::BTRFS_SUPER_MAGIC as u32 {
+        return Ok(None);
+    }
+    let found = statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    Ok(Some(found.stx_mnt_id))
+}
+
 /// The file behind a descriptor of a thread; `None` if there is none.
 pub(crate) fn descriptor(thread: Thread, descriptor: Descriptor) -> Option<Identity> {
     identity(format!("/proc/{thread}/fd/{}", descriptor.0), CWD, AtFlags::empty()).ok()
@@ -76,9 +88,40 @@ pub(crate) fn can_look(thread: Thread) -> bool {
     fs::read_dir(format!("/proc/{thread}/fd")).is_ok()
 }
 
-/// What a descriptor of a process or thread is now; `None` if it is closed.
-pub(crate) fn info(process: u32, descriptor: i32) -> Option<Info> {
-    parse_info(&fs::read_to_string(format!("/proc/{process}/fdinfo/{descriptor}")).ok()?)
+/// What descriptors are now, of which each sync asks again: the files of `/proc` that say so stay open, up to `INFOS_MAX`.
+///
+/// An open one says what its number stands for at each moment. Once its process or thread has ended it says nothing, whoever
+/// has that number by then.
+#[derive(Default)]
+pub(crate) struct Infos {
+    open: HashMap<(u32, i32), File>,
+}
+
+const INFOS_MAX: usize = 64;
+
+impl Infos {
+    /// What a descriptor of a process or thread is now; `None` if it is closed.
+    pub(crate) fn get(&mut self, process: u32, descriptor: i32) -> Option<Info> {
+        let at = (process, descriptor);
+        if let Some(info) = self.open.get(&at).and_then(read_info) {
+            return Some(info);
+        }
+        self.open.remove(&at);
+        let file = File::open(format!("/proc/{process}/fdinfo/{descriptor}")).ok()?;
+        let info = read_info(&file)?;
+        if self.open.len() >= INFOS_MAX {
+            self.open.clear();
+        }
+        self.open.insert(at, file);
+        Some(info)
+    }
+}
+
+fn read_info(file: &File) -> Option<Info> {
+    // The lines that are wanted come first, and have no more.
+    let mut text = [0; 256];
+    let length = file.read_at(&mut text, 0).ok()?;
+    parse_info(str::from_utf8(&text[..length]).ok()?)
 }
 
 fn parse_info(text: &str) -> Option<Info> {
@@ -289,6 +332,10 @@ fn parse_mapping(line: &str, device: u64, address: u64, end: u64) -> Option<u64>
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -297,6 +344,35 @@ mod tests {
         assert_eq!(parse_info(text), Some(Info { position: 42, inode: 77, mount: 31, writable: true }));
         assert_eq!(parse_info(&text.replace("0102002", "0100000")).map(|info| info.writable), Some(false));
         assert_eq!(parse_info("pos:\t1\n"), None);
+    }
+
+    #[test]
+    fn an_open_info_tells_what_the_number_stands_for_now() {
+        let mut infos = Infos::default();
+        let own = std::process::id();
+        let mut info = |file: &File| infos.get(own, file.as_raw_fd()).map(|info| (info.position, info.inode));
+        let mut file = tempfile::tempfile().expect("make a file");
+        let inode = file.metadata().expect("look at the file").ino();
+        assert_eq!(info(&file), Some((0, inode)));
+        file.write_all(b"abc").expect("write");
+        assert_eq!(info(&file), Some((3, inode)));
+        let other = tempfile::tempfile().expect("make another file");
+        let other_inode = other.metadata().expect("look at the file").ino();
+        let mut number = OwnedFd::from(file);
+        rustix::io::dup3(&other, &mut number, rustix::io::DupFlags::empty()).expect("replace the file");
+        let file = File::from(number);
+        assert_eq!(info(&file), Some((0, other_inode)));
+        let number = file.as_raw_fd();
+        drop(file);
+        assert_eq!(infos.get(own, number).filter(|info| info.inode == other_inode), None);
+    }
+
+    #[test]
+    fn infos_stay_few() {
+        let files: Vec<File> = (0..2 * INFOS_MAX).map(|_| tempfile::tempfile().expect("make a file")).collect();
+        let mut infos = Infos::default();
+        assert!(files.iter().all(|file| infos.get(std::process::id(), file.as_raw_fd()).is_some()));
+        assert!(infos.open.len() <= INFOS_MAX);
     }
 
     #[test]

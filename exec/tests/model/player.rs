@@ -446,7 +446,15 @@ fn write_with(descriptor: BorrowedFd<'_>, random: &mut Random) {
         // A file that only grows would hide everything behind its end.
         10 => fs::ftruncate(descriptor, if random.one_in(3) { offset / 64 } else { offset }),
         11 => fs::seek(descriptor, SeekFrom::Start(offset)).map(drop),
-        12 => fs::seek(descriptor, SeekFrom::Current(-(random.below(500) as i64))).map(drop),
+        12 => {
+            let back = random.below(500);
+            let sought = fs::seek(descriptor, SeekFrom::Current(-(back as i64))).map(drop);
+            // Over what it wrote before, to beyond that: its position is not lower than it was.
+            match random.one_in(2) {
+                true => sought.and_then(|()| io::write(descriptor, &vec![bytes[0]; back as usize + 1]).map(drop)),
+                false => sought,
+            }
+        }
         13 => fs::seek(descriptor, SeekFrom::End(0)).map(drop),
         14 => {
             let mode = fs::FallocateFlags::PUNCH_HOLE | fs::FallocateFlags::KEEP_SIZE;

@@ -166,6 +166,16 @@ impl Client {
         Ok(())
     }
 
+    /// Hands what `submit` has gathered to the sidecar, as far as that goes without waiting, and takes nothing in. For a caller
+    /// that now looks for answers with [`try_next_ack`](Client::try_next_ack) for a while: until its next
+    /// [`pump`](Client::pump) the sidecar need not wake it.
+    pub fn hand_over(&mut self) -> Result<()> {
+        self.session.check()?;
+        self.session.awake();
+        self.transmit();
+        Ok(())
+    }
+
     /// Appends that are submitted and not answered.
     pub fn in_flight(&self) -> usize {
         self.session.in_flight()
