@@ -229,7 +229,7 @@ impl Volume {
         }
         for number in effect.opens.into_iter().flatten() {
             if let Some(file) = self.files.get_mut(&number) {
-                file.doubts.add(Ranges::WHOLE);
+                file.suspect();
             }
         }
         for file in self.files.values_mut() {
@@ -647,7 +647,8 @@ impl Volume {
         let duplicates = any_duplicates(&self.effects);
         for look in 0..LOOKS {
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
-            if look == 0 && (duplicates || file.ragged) {
+            if look == 0 && (duplicates || file.ragged || file.writers.is_opening() || self.effects.is_opening(number))
+            {
                 file.writers.look();
             }
             if file.writers.must_look() {
@@ -670,6 +671,7 @@ impl Volume {
 
     /// One walk for all files whose writers have to be looked for.
     fn find_writers(&mut self) -> Result<(), Refusal> {
+        let began = Instant::now();
         let writers = match proc::writers(self.device) {
             Ok(writers) => writers,
             Err(hidden) => return Err(self.lose(hidden.to_string())),
@@ -678,8 +680,9 @@ impl Volume {
         for writer in writers {
             found.entry(writer.info.inode).or_default().push(writer);
         }
-        for file in self.files.values_mut().filter(|file| file.writers.must_look()) {
-            file.writers.found(found.remove(&file.inode).into_iter().flatten());
+        let is_due = |file: &&mut File| file.writers.must_look() || file.writers.has_opened(began);
+        for File { inode, doubts, writers, .. } in self.files.values_mut().filter(is_due) {
+            writers.found(doubts, found.remove(inode).into_iter().flatten(), began);
         }
         Ok(())
     }
@@ -719,8 +722,7 @@ impl Volume {
             }
         }
         for effect in self.effects.all() {
-            let opened = effect.opens.as_ref().is_some_and(|opens| opens.contains(&number));
-            if effect.truncates || opened {
+            if effect.truncates || effect.is_opening(number) {
                 doubts.add(Ranges::WHOLE);
             }
             doubts.extend(effect.ranges.iter().filter(|(of, _)| *of == number).map(|(_, range)| *range));

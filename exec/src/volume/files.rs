@@ -1,13 +1,18 @@
 //! What the supervisor knows of each file: which bytes may differ from the log's, and who may write. Pure.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use super::proc;
 use crate::blocks::Blocks;
 use crate::call::Thread;
 use crate::ranges::Ranges;
 use crate::record::Number;
+
+/// From the event of an opening to its descriptor in the table there are a few instructions; but a thread may have to wait for a
+/// processor among them. (An opening that cuts the file may wait for as long as it likes, and is stopped: see `Effect::opens`.)
+const OPENING_TIME: Duration = Duration::from_secs(1);
 
 /// One regular file that has a name, or had one until a moment ago.
 pub(crate) struct File {
@@ -55,10 +60,11 @@ impl File {
         }
     }
 
-    /// Any byte may differ, and anybody may write.
+    /// Any byte may differ, and anybody may write, or will in a moment: this may have been an opening.
     pub(crate) fn suspect(&mut self) {
         self.doubts.add(Ranges::WHOLE);
         self.writers.look();
+        self.writers.opened = Some(Instant::now());
     }
 }
 
@@ -68,10 +74,15 @@ impl File {
 /// as long as each description is watched by one descriptor at least, and every step back is known. A description that comes or
 /// goes makes the whole file doubtful: its descriptor leaves the table before its last event is queued, so it may be gone
 /// without either.
+///
+/// A call that opens a file tells of it before its descriptor is in the table. So for some time a look at the table is repeated
+/// with each sync, and whatever it finds then makes the whole file doubtful.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Writers {
     list: Vec<Watched>,
     look: bool,
+    /// When an opening was told last, unless a look has come after its end.
+    opened: Option<Instant>,
     /// Positions to which a call that may not have run yet goes back.
     floors: Vec<(Thread, u64)>,
 }
@@ -93,12 +104,33 @@ impl Writers {
         self.look = true;
     }
 
-    /// Takes the descriptors that were found by a look, of this file. Each description was watched before, and its position was
-    /// no lower than the lowest then; or the whole file is doubtful anyway.
-    pub(crate) fn found(&mut self, found: impl Iterator<Item = proc::Writer>) {
+    /// Whether an opening may not have come to its end.
+    pub(crate) fn is_opening(&self) -> bool {
+        self.opened.is_some()
+    }
+
+    /// Whether each opening has come to its end by now, and this has not been looked at.
+    pub(crate) fn has_opened(&self, now: Instant) -> bool {
+        self.opened.is_some_and(|opened| now.saturating_duration_since(opened) >= OPENING_TIME)
+    }
+
+    /// Takes the descriptors of this file that a look has found which began at `began`. Each description was watched before, and
+    /// its position was no lower than the lowest then; or the whole file is doubtful: if it is that of a late descriptor, from
+    /// now on.
+    pub(crate) fn found(&mut self, doubts: &mut Ranges, found: impl Iterator<Item = proc::Writer>, began: Instant) {
         let seen = self.list.iter().map(|watched| watched.seen).min().unwrap_or(0);
-        self.list = found.map(|writer| Watched { writer, seen }).collect();
+        let before = std::mem::replace(&mut self.list, found.map(|writer| Watched { writer, seen }).collect());
         self.look = false;
+        if self.is_opening() {
+            let key = |watched: &Watched| (watched.writer.process, watched.writer.descriptor);
+            let before: HashSet<(u32, i32)> = before.iter().map(key).collect();
+            if !self.list.iter().all(|watched| before.contains(&key(watched))) {
+                doubts.add(Ranges::WHOLE);
+            }
+        }
+        if self.has_opened(began) {
+            self.opened = None;
+        }
     }
 
     /// Reads all positions, and adds to `doubts` what was written since they were read last. If a descriptor is gone, the
@@ -158,7 +190,19 @@ pub(crate) struct Effect {
     pub(crate) duplicates: bool,
 }
 
+impl Effect {
+    /// Whether it may be in the midst of opening and cutting a file.
+    pub(crate) fn is_opening(&self, number: Number) -> bool {
+        self.opens.as_ref().is_some_and(|opens| opens.contains(&number))
+    }
+}
+
 impl Effects {
+    /// Whether a thread may be in the midst of opening and cutting a file.
+    pub(crate) fn is_opening(&self, number: Number) -> bool {
+        self.all().any(|effect| effect.is_opening(number))
+    }
+
     /// The effect of a thread's calls since it was last stopped.
     pub(crate) fn of(&mut self, thread: Thread) -> &mut Effect {
         self.0.entry(thread).or_insert_with(|| Effect { began: proc::began(thread), ..Effect::default() })
@@ -186,5 +230,33 @@ impl Effects {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writer(descriptor: i32, position: u64) -> proc::Writer {
+        let info = proc::Info { position, inode: 7, mount: 1, writable: true };
+        proc::Writer { process: 1, descriptor, info }
+    }
+
+    #[test]
+    fn a_descriptor_that_is_found_late_makes_the_file_doubtful() {
+        let now = Instant::now();
+        let mut writers = Writers { opened: Some(now), ..Writers::default() };
+        let find = |writers: &mut Writers, descriptors: &[i32], began| {
+            let mut doubts = Ranges::default();
+            writers.found(&mut doubts, descriptors.iter().map(|descriptor| writer(*descriptor, 100)), began);
+            doubts.blocks(1, 100).size() == 100
+        };
+        assert!(find(&mut writers, &[3], now), "the first one");
+        assert!(!find(&mut writers, &[3], now), "the same one");
+        assert!(find(&mut writers, &[3, 4], now + OPENING_TIME / 2), "one that comes late");
+        assert!(writers.is_opening() && !writers.has_opened(now + OPENING_TIME / 2));
+        assert!(writers.has_opened(now + OPENING_TIME));
+        assert!(find(&mut writers, &[3, 4, 5], now + OPENING_TIME), "and at the last look");
+        assert!(!writers.is_opening());
     }
 }

@@ -10,6 +10,7 @@ mod doctor;
 mod dry_run;
 mod lease;
 mod loss;
+mod opening;
 mod page;
 mod pid_1;
 mod readiness;
@@ -40,6 +41,11 @@ struct Place {
 impl Place {
     fn new() -> Place {
         Place { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// On a file system in memory.
+    fn in_memory() -> Place {
+        Place { folder: tempfile::tempdir_in("/dev/shm").unwrap() }
     }
 
     fn path(&self) -> &Path {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use rustix::fs::{self, CWD, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::{self, Errno};
@@ -91,7 +92,8 @@ pub(crate) fn main() -> ExitCode {
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (world, mut random) = (&world, places.random(10 + thread));
-            scope.spawn(move || (0..STEPS).for_each(|_| world.step(&mut random)));
+            let mut files = Vec::new();
+            scope.spawn(move || (0..STEPS).for_each(|_| world.step(&mut random, &mut files)));
         }
     });
     // Children go on after the threads, and nobody may write after the end.
@@ -149,14 +151,15 @@ impl World {
         u64::from_le_bytes(bytes)
     }
 
-    fn step(&self, random: &mut Random) {
+    /// `files` are those that this thread knows of.
+    fn step(&self, random: &mut Random, files: &mut Vec<Arc<Played>>) {
         match random.below(100) {
             0..40 => self.write_somewhere(random),
-            40..58 => self.sync(random),
+            40..58 => self.sync(random, files),
             58..66 => self.open(random),
             66..72 => self.change_descriptors(random),
             72..75 => self.map(random),
-            75..77 => self.fork(random),
+            75..78 => self.fork(random),
             _ => self.change_names(random),
         }
     }
@@ -195,14 +198,17 @@ impl World {
         });
     }
 
-    fn sync(&self, random: &mut Random) {
+    fn sync(&self, random: &mut Random, files: &mut Vec<Arc<Played>>) {
         let sync = self.shared.syncs.fetch_add(1, Ordering::Relaxed);
-        let files: Vec<Arc<Played>> = self.names.lock().expect("no panic").files.values().cloned().collect();
+        // While another thread opens a file, it syncs one of those that it knows.
+        if let Ok(names) = self.names.try_lock() {
+            *files = names.files.values().cloned().collect();
+        }
         let (covers, file) = match random.below(10) {
             0 => (Covers::All, File::open(&self.root).expect("open the root")),
             1 | 2 => (Covers::Names, File::open(&self.root).expect("open the root")),
             _ => {
-                let Some(file) = random.pick(&files) else { return };
+                let Some(file) = random.pick(files) else { return };
                 (Covers::File(file.id), file.reader.try_clone().expect("clone a descriptor"))
             }
         };
@@ -232,20 +238,32 @@ impl World {
         flags.set(OFlags::APPEND, random.one_in(3));
         flags.set(OFlags::TRUNC, writes && random.one_in(4));
         let found = std::fs::symlink_metadata(&path).ok();
-        let mut table = self.table.write().expect("no panic");
         let known = found.as_ref().and_then(|found| names.files.get(&found.ino()).cloned());
         let call = || fs::open(&path, flags, Mode::from_raw_mode(0o644));
         let opened = match &known {
-            Some(file) => self.exclusive(file, || {
-                let opened = call();
-                self.content(file);
-                opened
-            }),
+            Some(file) => {
+                // The others go on with theirs. First the table, as everywhere.
+                let table = self.table.read().expect("no panic");
+                let writer = table.open.iter().find(|open| open.writes && Arc::ptr_eq(&open.file, file));
+                let writer = writer.filter(|_| flags.contains(OFlags::TRUNC));
+                self.exclusive(file, || {
+                    let opened = std::thread::scope(|scope| {
+                        if let Some(writer) = writer {
+                            scope.spawn(|| hold_inode(writer.descriptor.as_fd()));
+                            std::thread::sleep(Duration::from_micros(300));
+                        }
+                        call()
+                    });
+                    self.content(file);
+                    opened
+                })
+            }
             None => call(),
         };
         // A directory or a link is there.
         let Ok(descriptor) = opened else { return };
         let file = known.unwrap_or_else(|| names.add(&path).expect("open what was made"));
+        let mut table = self.table.write().expect("no panic");
         table.open.push(Open { descriptor, file, writes });
         if found.is_none() {
             self.write_down(&Entry::Names(self.list(&names)));
@@ -464,6 +482,13 @@ fn write_with(descriptor: BorrowedFd<'_>, random: &mut Random) {
     };
     // Before the first byte of a file; or it reads where it may only write.
     assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::BADF)), "{result:?}");
+}
+
+/// Allocates beyond the end of a file, which changes neither its bytes nor its length. For as long the kernel has the inode's lock:
+/// a call that opens the file and cuts it waits with the cut, when it has told of the opening already.
+fn hold_inode(descriptor: BorrowedFd<'_>) {
+    // A disk may be full.
+    let _ = fs::fallocate(descriptor, fs::FallocateFlags::KEEP_SIZE, 0, 16 << 20);
 }
 
 /// Stores into a mapping, within the file: beyond its end is a signal.
