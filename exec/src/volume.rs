@@ -216,6 +216,7 @@ impl Volume {
 impl Volume {
     /// A thread is stopped: what its earlier calls bring about, they have brought about.
     pub fn stopped(&mut self, thread: Thread) {
+        self.infos.next_call();
         let Some(effect) = self.effects.take(thread) else { return };
         for (number, range) in effect.ranges {
             if let Some(file) = self.files.get_mut(&number) {
@@ -253,18 +254,18 @@ impl Volume {
             Call::WriteFrom { descriptor, offset } => self.writes(thread, descriptor, (offset, u64::MAX))?,
             Call::WriteSomewhere(descriptor) => self.writes(thread, descriptor, Ranges::WHOLE)?,
             Call::Truncate if planted::has(Bug::TruncateForgotten) => {}
-            Call::Truncate => self.effects.of(thread).truncates = true,
+            Call::Truncate => self.effects.of(thread, &mut self.infos).truncates = true,
             Call::OpenTruncating if planted::has(Bug::CutByOpenForgotten) => {}
             Call::OpenTruncating => {
-                self.effects.of(thread).opens.get_or_insert_default();
+                self.effects.of(thread, &mut self.infos).opens.get_or_insert_default();
             }
             Call::Seek { .. } if planted::has(Bug::SeekForgotten) => {}
             Call::Seek { descriptor, target } => {
                 if let Some(number) = self.file_of(thread, descriptor)? {
+                    self.effects.of(thread, &mut self.infos).stepped.insert(number);
                     self.advance(number)?;
                     if let Some(file) = self.files.get_mut(&number) {
                         file.writers.step_back(thread, target.unwrap_or(0));
-                        self.effects.of(thread).stepped.insert(number);
                     }
                 }
             }
@@ -275,7 +276,7 @@ impl Volume {
                     self.writes(thread, replaced, Ranges::WHOLE)?;
                 }
                 self.files.values_mut().for_each(|file| file.writers.look());
-                self.effects.of(thread).duplicates = true;
+                self.effects.of(thread, &mut self.infos).duplicates = true;
             }
             Call::Map(_) if planted::has(Bug::MapForgotten) => {}
             Call::Map(descriptor) => {
@@ -293,7 +294,7 @@ impl Volume {
 
     fn writes(&mut self, thread: Thread, descriptor: Descriptor, range: (u64, u64)) -> Result<(), Refusal> {
         if let Some(number) = self.file_of(thread, descriptor)? {
-            let ranges = &mut self.effects.of(thread).ranges;
+            let ranges = &mut self.effects.of(thread, &mut self.infos).ranges;
             match ranges.last_mut() {
                 Some((last, (_, end))) if *last == number && *end == range.0 => *end = range.1,
                 _ => ranges.push((number, range)),

@@ -204,8 +204,8 @@ impl Effects {
     }
 
     /// The effect of a thread's calls since it was last stopped.
-    pub(crate) fn of(&mut self, thread: Thread) -> &mut Effect {
-        self.0.entry(thread).or_insert_with(|| Effect { began: proc::began(thread), ..Effect::default() })
+    pub(crate) fn of(&mut self, thread: Thread, infos: &mut proc::Infos) -> &mut Effect {
+        self.0.entry(thread).or_insert_with(|| Effect { began: infos.began(thread), ..Effect::default() })
     }
 
     /// What a thread's calls have brought about: it is stopped again.

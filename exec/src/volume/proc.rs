@@ -95,6 +95,10 @@ pub(crate) fn can_look(thread: Thread) -> bool {
 #[derive(Default)]
 pub(crate) struct Infos {
     open: HashMap<(u32, i32), File>,
+    /// The process or thread that was asked for last, and answered, since the last call was stopped.
+    last: Option<u32>,
+    /// When those began of which all descriptors that were asked for since were open already: so they are the same ones.
+    began: HashMap<u32, u64>,
 }
 
 const INFOS_MAX: usize = 64;
@@ -103,17 +107,42 @@ impl Infos {
     /// What a descriptor of a process or thread is now; `None` if it is closed.
     pub(crate) fn get(&mut self, process: u32, descriptor: i32) -> Option<Info> {
         let at = (process, descriptor);
+        self.last = Some(process);
         if let Some(info) = self.open.get(&at).and_then(read_info) {
             return Some(info);
         }
+        self.last = None;
         self.open.remove(&at);
+        self.began.remove(&process);
         let file = File::open(format!("/proc/{process}/fdinfo/{descriptor}")).ok()?;
         let info = read_info(&file)?;
         if self.open.len() >= INFOS_MAX {
             self.open.clear();
         }
         self.open.insert(at, file);
+        self.last = Some(process);
         Some(info)
+    }
+
+    /// Another call is stopped: by another thread, perhaps, with a number that was an earlier one's.
+    pub(crate) fn next_call(&mut self) {
+        self.last = None;
+    }
+
+    /// When a thread began that is stopped. If it is the one whose descriptor was just asked for, that may be known.
+    pub(crate) fn began(&mut self, thread: Thread) -> Option<u64> {
+        if self.last != Some(thread.0) {
+            return began(thread);
+        }
+        if let Some(began) = self.began.get(&thread.0) {
+            return Some(*began);
+        }
+        let began = began(thread)?;
+        if self.began.len() >= INFOS_MAX {
+            self.began.clear();
+        }
+        self.began.insert(thread.0, began);
+        Some(began)
     }
 }
 
