@@ -1,0 +1,193 @@
+//! Bytes: finds the writers of a file, and compares what may differ with what the log has.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::fs;
+use tracing::warn;
+
+use super::files::{Effects, File};
+use super::{Refusal, Volume, proc};
+use crate::compare::{Compared, Comparison};
+use crate::planted::{self, Bug};
+use crate::ranges::Ranges;
+use crate::record::{DATA_HEADER, Kind, Mode, Number, Record};
+
+/// Walks through `/proc` before a file counts as one that anybody may have written to.
+const LOOKS: usize = 16;
+/// Comparisons of a file that is being cut.
+const COMPARISONS: usize = 16;
+/// Threads whose calls are not known to have run. Beyond that those that have ended are looked for.
+const EFFECTS: usize = 64;
+
+impl Volume {
+    /// Reads the positions of a file's writers.
+    pub(super) fn advance(&mut self, number: Number) -> Result<(), Refusal> {
+        self.settle()?;
+        let any_duplicates = |effects: &Effects| effects.all().any(|effect| effect.duplicates);
+        if any_duplicates(&self.effects) {
+            // Each sync would walk through /proc for the child of a shell that has long gone.
+            self.settle_ended();
+        }
+        let duplicates = any_duplicates(&self.effects);
+        for look in 0..LOOKS {
+            let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
+            if look == 0 && (duplicates || file.ragged || file.writers.is_opening() || self.effects.is_opening(number))
+            {
+                file.writers.look();
+            }
+            if file.writers.must_look() {
+                self.find_writers()?;
+            }
+            let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
+            let File { writers, doubts, .. } = file;
+            writers.advance(doubts, |process, descriptor| self.infos.get(process, descriptor));
+            if !writers.must_look() {
+                return Ok(());
+            }
+            if file.ragged {
+                file.doubts.add(Ranges::WHOLE);
+            }
+        }
+        // It opens and closes the file without end.
+        self.with(number, |file| file.doubts.add(Ranges::WHOLE));
+        Ok(())
+    }
+
+    /// One walk for all files whose writers have to be looked for.
+    fn find_writers(&mut self) -> Result<(), Refusal> {
+        let began = Instant::now();
+        let writers = match proc::writers(self.device) {
+            Ok(writers) => writers,
+            Err(hidden) => return Err(self.lose(hidden.to_string())),
+        };
+        let mut found: HashMap<u64, Vec<proc::Writer>> = HashMap::new();
+        for writer in writers {
+            found.entry(writer.info.inode).or_default().push(writer);
+        }
+        let is_due = |file: &&mut File| file.writers.must_look() || file.writers.has_opened(began);
+        for File { inode, doubts, writers, .. } in self.files.values_mut().filter(is_due) {
+            writers.found(doubts, found.remove(inode).into_iter().flatten(), began);
+        }
+        Ok(())
+    }
+
+    /// Takes what the log does not have of a file.
+    pub fn capture(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        if let Some(fault) = &self.fault {
+            return Err(Refusal::Lost(fault.clone()));
+        }
+        if self.effects.len() > EFFECTS {
+            self.settle_ended();
+        }
+        self.advance(number)?;
+        let result = self.compare(number, records);
+        if let (Err(Refusal::Lost(why)), Some(file)) = (&result, self.files.get_mut(&number)) {
+            warn!(%number, %why, "cannot follow a file any more: each of its syncs fails from now on");
+            file.fault = Some(why.clone());
+        }
+        result
+    }
+
+    /// Threads that have ended make no more calls.
+    pub(super) fn settle_ended(&mut self) {
+        self.effects.ended().into_iter().for_each(|thread| self.stopped(thread));
+    }
+
+    pub(super) fn compare(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
+        if let Some(fault) = &file.fault {
+            return Err(Refusal::Lost(fault.clone()));
+        }
+        let mut doubts = std::mem::take(&mut file.doubts);
+        if planted::has(Bug::RangeCleanTooEarly) {
+            for effect in self.effects.all_mut() {
+                let mine = effect.ranges.extract_if(.., |(of, _)| *of == number);
+                doubts.extend(mine.map(|(_, range)| range));
+            }
+        }
+        for effect in self.effects.all() {
+            if effect.truncates || effect.is_opening(number) {
+                doubts.add(Ranges::WHOLE);
+            }
+            doubts.extend(effect.ranges.iter().filter(|(of, _)| *of == number).map(|(_, range)| *range));
+        }
+        if file.mapped || file.ragged {
+            doubts.add(Ranges::WHOLE);
+        }
+        for _ in 0..COMPARISONS {
+            let mut length = fs::fstat(&file.reader)?.st_size as u64;
+            let ranges = Comparison::ranges(&file.blocks, &doubts, length);
+            if ranges.size() > self.bounds.scan {
+                let scan = self.bounds.scan;
+                return Err(Refusal::Lost(format!(
+                    "{} bytes would have to be compared (--scan-max {scan})",
+                    ranges.size()
+                )));
+            }
+            self.compared.add(ranges.size());
+            let others = self.image.size().saturating_sub(file.blocks.length());
+            if others.saturating_add(length) > self.bounds.bytes {
+                file.doubts = doubts;
+                let (bytes, number) = (others.saturating_add(length), number.0);
+                let bound = self.bounds.bytes;
+                return Err(Refusal::Full(format!(
+                    "file {number} makes the volume {bytes} bytes (--bytes-max {bound})"
+                )));
+            }
+            let mut made = Vec::new();
+            if self.image.node(number).is_none() {
+                let mode = Mode::of(fs::fstat(&file.reader)?.st_mode);
+                made.push(Record::Create { number, kind: Kind::File, mode }.encode());
+            }
+            if length < file.blocks.length() && planted::has(Bug::LengthForgotten) {
+                length = file.blocks.length();
+            }
+            if length < file.blocks.length() {
+                made.push(Record::Length { file: number, length }.encode());
+                // The block that is cut through has no hash any more.
+                doubts.add((length.saturating_sub(1), length));
+                file.blocks.cut(length);
+            }
+            let largest = self.bounds.record - DATA_HEADER;
+            let compared =
+                self.comparison.compare(file.reader.as_fd(), &mut file.blocks, &doubts, length, |offset, bytes| {
+                    if bytes.iter().all(|&byte| byte == 0) {
+                        let zero = Record::Zero { file: number, offset, length: bytes.len() as u64 };
+                        made.push(zero.encode());
+                        return;
+                    }
+                    let mut offset = offset;
+                    for bytes in bytes.chunks(largest) {
+                        made.push(Record::Data { file: number, offset, bytes }.encode());
+                        offset += bytes.len() as u64;
+                    }
+                })?;
+            if let Compared::Shorter(end) = compared {
+                // What was compared before it was cut is logged as it was; the rest follows at once.
+                length = end;
+            }
+            for record in made {
+                let decoded = Record::decode(&record).map_err(|error| Refusal::Lost(error.to_string()))?;
+                self.image.fold(&decoded).map_err(|error| Refusal::Lost(error.to_string()))?;
+                records.push(record);
+            }
+            if compared == Compared::Whole {
+                file.synced = true;
+                return Ok(());
+            }
+            doubts.add((length.saturating_sub(1), u64::MAX));
+        }
+        Err(Refusal::Lost("it is cut again and again while it is read".into()))
+    }
+
+    /// A record of which the image learns.
+    pub(super) fn log(&mut self, records: &mut Vec<Vec<u8>>, record: &Record<'_>) -> Result<(), Refusal> {
+        if let Err(error) = self.image.fold(record) {
+            return Err(self.lose(format!("a record that the log cannot take: {error}")));
+        }
+        records.push(record.encode());
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! Names: follows inotify, and looks at what its events leave open.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode as Bits, OFlags};
+use rustix::io::Errno;
+use tracing::info;
+
+use super::files::File;
+use super::proc::{self, Identity};
+use super::tree::{At, Entry, Note};
+use super::watch::Event;
+use super::{Known, Refusal, SETTLE_ROUNDS, Volume, hold, reopen};
+use crate::planted::{self, Bug};
+use crate::ranges::Ranges;
+use crate::record::{Kind, Name, Number};
+
+/// The second event of a rename follows the first one at once, unless the thread between them has to wait for a processor.
+const RENAME_TIME: Duration = Duration::from_secs(1);
+
+impl Volume {
+    /// Follows the queue of events until it is empty and each name is known.
+    pub(super) fn settle(&mut self) -> Result<(), Refusal> {
+        for _ in 0..SETTLE_ROUNDS {
+            let any = self.drain()?;
+            let unsure = self.tree.take_unsure();
+            if !any && unsure.is_empty() {
+                break;
+            }
+            for at in unsure {
+                self.look(at)?;
+            }
+        }
+        if self.tree.is_floating() {
+            self.wait_for_renames()?;
+        }
+        self.leaving.extend(self.tree.take_nameless());
+        self.forget_gone();
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<bool, Refusal> {
+        let mut notes = Vec::new();
+        let (mut lost, mut unmounted) = (false, false);
+        let tree = &mut self.tree;
+        let any = self.watch.drain(|event| match event {
+            Event::At(at, what) => notes.extend(tree.follow(at, what)),
+            Event::Overflow => lost = true,
+            Event::Unmounted => unmounted = true,
+        })?;
+        if unmounted {
+            return Err(self.lose("the volume was unmounted".into()));
+        }
+        for note in notes {
+            match note {
+                Note::Opened(_) if planted::has(Bug::OpenForgotten) => {}
+                Note::Opened(number) => self.opened(number),
+                Note::Closed(_) if planted::has(Bug::CloseForgotten) => {}
+                Note::Closed(number) => self.with(number, |file| file.doubts.add(Ranges::WHOLE)),
+                Note::Moved(number) => self.with(number, |file| file.moved = true),
+                Note::Ragged(number) => self.with(number, |file| file.ragged = true),
+                Note::Attributes(number) => drop(self.modes.insert(number)),
+                Note::Lost => lost = true,
+            }
+        }
+        if lost {
+            self.relist()?;
+        }
+        Ok(any)
+    }
+
+    pub(super) fn with(&mut self, number: Number, change: impl FnOnce(&mut File)) {
+        if let Some(file) = self.files.get_mut(&number) {
+            change(file);
+        }
+    }
+
+    fn opened(&mut self, number: Number) {
+        for opens in self.effects.all_mut().filter_map(|effect| effect.opens.as_mut()) {
+            opens.insert(number);
+        }
+        self.with(number, File::suspect);
+    }
+
+    /// One of the two events of a rename is missing. It follows; or what was renamed has left the volume.
+    fn wait_for_renames(&mut self) -> Result<(), Refusal> {
+        let deadline = Instant::now() + RENAME_TIME;
+        while self.tree.is_floating() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(50));
+            self.drain()?;
+            for at in self.tree.take_unsure() {
+                self.look(at)?;
+            }
+        }
+        for number in self.tree.take_floating() {
+            if self.directories.contains_key(&number) {
+                return Err(self.lose(format!("directory {number} was moved out of the volume")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists the whole directory anew, and takes nothing for sure.
+    pub(super) fn relist(&mut self) -> Result<(), Refusal> {
+        info!("lists the volume anew and compares all of it");
+        self.tree.forget_entries();
+        self.files.values_mut().for_each(File::suspect);
+        self.list(Number::ROOT)?;
+        let mut listed = BTreeSet::from([Number::ROOT]);
+        loop {
+            let unsure = self.tree.take_unsure();
+            if unsure.is_empty() {
+                return Ok(());
+            }
+            for at in unsure {
+                self.look(at.clone())?;
+                let directory = self.tree.number(&at).filter(|number| self.directories.contains_key(number));
+                if let Some(number) = directory.filter(|number| listed.insert(*number)) {
+                    self.list(number)?;
+                }
+            }
+        }
+    }
+
+    fn list(&mut self, number: Number) -> Result<(), Refusal> {
+        let Some(directory) = self.directories.get(&number) else { return Ok(()) };
+        let directory = match reopen_directory(directory) {
+            // Just removed: its parent's events will say so.
+            Err(Errno::NOENT) => return Ok(()),
+            opened => opened?,
+        };
+        for entry in Dir::new(directory)? {
+            let name = entry?.file_name().to_owned();
+            if let Some(name) = Name::new(name.to_bytes()) {
+                self.tree.doubt((number, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks what a name stands for.
+    fn look(&mut self, at: At) -> Result<(), Refusal> {
+        let found = match self.directories.get(&at.0) {
+            Some(directory) => match hold(directory.as_fd(), &at.1) {
+                Ok(found) => found,
+                Err(Errno::NOENT) => {
+                    self.tree.set(at, None);
+                    return Ok(());
+                }
+                Err(errno) => return Err(self.lose(format!("cannot look at {}: {errno}", at.1))),
+            },
+            None => {
+                self.tree.set(at, None);
+                return Ok(());
+            }
+        };
+        let identity = proc::identity("", &found, AtFlags::EMPTY_PATH)?;
+        if identity.device != self.device {
+            return Err(self.lose(format!("{} is on another device", at.1)));
+        }
+        if let Some(&number) = self.inodes.get(&identity.inode) {
+            if self.tree.entry(&at) != Some(Entry::Known(number)) {
+                // Whatever came under this name may have been meant for it, and what came under its other names for others.
+                if let Some(Entry::Known(other)) = self.tree.entry(&at) {
+                    self.with(other, File::suspect);
+                }
+                self.with(number, |file| {
+                    file.suspect();
+                    file.moved = true;
+                });
+                self.tree.set(at, Some(Entry::Known(number)));
+            }
+            return Ok(());
+        }
+        let entry = match identity.kind {
+            FileType::RegularFile => Entry::Known(self.adopt(identity, Kind::File, found)?),
+            FileType::Directory => Entry::Known(self.adopt(identity, Kind::Directory, found)?),
+            FileType::Symlink => {
+                let target = fs::readlinkat(&found, "", Vec::new())?.into_bytes();
+                Entry::Known(self.adopt(identity, Kind::Link(target.into()), found)?)
+            }
+            _ => Entry::Ignored,
+        };
+        self.tree.set(at, Some(entry));
+        Ok(())
+    }
+
+    /// Gives a number to what has none.
+    fn adopt(&mut self, identity: Identity, kind: Kind, found: OwnedFd) -> Result<Number, Refusal> {
+        if self.known.len() >= self.bounds.files {
+            return Err(self.lose(format!("the volume has more than {} files (--files-max)", self.bounds.files)));
+        }
+        let reused = if planted::has(Bug::NumberUsedTwice) { self.first_free() } else { None };
+        let number = reused.unwrap_or(self.next);
+        self.next = self.next.max(number.next());
+        self.inodes.insert(identity.inode, number);
+        let mut hold = Some(found);
+        match (&kind, &hold) {
+            (Kind::File, Some(found)) => {
+                let file = match reopen(found) {
+                    Ok(reader) => File::new(identity.inode, reader),
+                    Err(errno) => {
+                        let mut file = File::new(identity.inode, found.try_clone()?);
+                        file.fault = Some(format!("file {number} cannot be read: {errno}"));
+                        file
+                    }
+                };
+                self.files.insert(number, file);
+                hold = None;
+            }
+            (Kind::Directory, Some(found)) => {
+                match self.watch.add(found.as_fd(), number) {
+                    // Likewise.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    added => added?,
+                }
+                self.directories.insert(number, found.try_clone()?);
+                // What it had before it was watched.
+                self.list(number)?;
+            }
+            _ => {}
+        }
+        self.known.insert(number, Known { inode: identity.inode, kind, _hold: hold });
+        Ok(number)
+    }
+
+    /// For a planted bug.
+    fn first_free(&self) -> Option<Number> {
+        (1..self.next.0)
+            .map(Number)
+            .find(|number| !self.known.contains_key(number) && self.image.node(*number).is_none())
+    }
+
+    /// Forgets what has no name, here and in the log. Until a removed name is gone there too, a power failure may bring it back:
+    /// then the file has to be as its last sync left it.
+    pub(super) fn forget_gone(&mut self) {
+        let leaving = std::mem::take(&mut self.leaving);
+        for number in leaving {
+            if self.tree.names(number).next().is_some() {
+                continue;
+            }
+            if self.image.node(number).is_some_and(|node| !node.names.is_empty()) {
+                self.leaving.insert(number);
+            } else {
+                self.forget(number);
+            }
+        }
+    }
+
+    fn forget(&mut self, number: Number) {
+        self.files.remove(&number);
+        self.directories.remove(&number);
+        self.modes.remove(&number);
+        if let Some(known) = self.known.remove(&number)
+            && !planted::has(Bug::InodeReused)
+        {
+            self.inodes.remove(&known.inode);
+        }
+    }
+}
+
+fn reopen_directory(held: &OwnedFd) -> Result<OwnedFd, Errno> {
+    fs::openat(held, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Bits::empty())
+}

@@ -1,0 +1,145 @@
+//! What a sync owes: of a file, of names, of everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustix::fs;
+
+use super::files::File;
+use super::{Refusal, SETTLE_ROUNDS, Volume};
+use crate::planted::{self, Bug};
+use crate::record::{CHANGE_MAX, Change, Kind, Mode, Number, Record};
+
+impl Volume {
+    /// Takes all that the log does not have, of every file that was ever synced or has been written to, and all names.
+    pub fn capture_all(&mut self, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        self.settle()?;
+        let mut numbers: Vec<Number> = self.files.keys().copied().collect();
+        numbers.sort_unstable();
+        for number in numbers {
+            self.capture(number, records)?;
+        }
+        self.capture_names(records)
+    }
+
+    /// Takes a file, and all names if its own are not in the log.
+    pub fn capture_file(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        self.capture(number, records)?;
+        if !self.files.contains_key(&number) {
+            // It has just lost its name, and the log never had it. What took the name away survives instead.
+            return self.capture_names(records);
+        }
+        let mode = self.modes.contains(&number);
+        let pending = || {
+            self.tree.touched().iter().any(|at| {
+                let (now, logged) = (self.tree.number(at), self.image.entry(at));
+                now != logged && (now == Some(number) || logged == Some(number))
+            })
+        };
+        // A directory that was made or moved above it is a name that it has.
+        if planted::has(Bug::OwnNamesOnly) {
+            return if mode || pending() { self.capture_names_of(Some(number), records) } else { Ok(()) };
+        }
+        if mode || pending() || self.has_new_parent(number) { self.capture_names(records) } else { Ok(()) }
+    }
+
+    /// Whether a directory on the way to a file is not in the log where it is.
+    fn has_new_parent(&self, number: Number) -> bool {
+        let moved: BTreeSet<Number> = self
+            .tree
+            .touched()
+            .iter()
+            .filter(|at| self.tree.number(at) != self.image.entry(at))
+            .filter_map(|at| self.tree.number(at))
+            .filter(|number| self.directories.contains_key(number))
+            .collect();
+        if moved.is_empty() {
+            return false;
+        }
+        let mut at: Vec<Number> = self.tree.names(number).map(|at| at.0).collect();
+        let mut seen = BTreeSet::new();
+        while let Some(directory) = at.pop() {
+            if moved.contains(&directory) {
+                return true;
+            }
+            if seen.insert(directory) {
+                at.extend(self.tree.names(directory).map(|at| at.0));
+            }
+        }
+        false
+    }
+
+    /// Takes all names that the log does not have, in one group.
+    pub fn capture_names(&mut self, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        self.capture_names_of(None, records)
+    }
+
+    /// For a planted bug, of one file only.
+    fn capture_names_of(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        // A file that replaces another one by a rename brings its bytes, as file systems have it. Meanwhile names may change, so
+        // they are taken when no such file is left.
+        for _ in 0..SETTLE_ROUNDS {
+            self.settle()?;
+            let unsynced = |file: &File| file.moved && !file.synced && file.fault.is_none();
+            let moved = self.tree.touched().iter().filter_map(|at| self.tree.number(at));
+            let Some(number) = moved.into_iter().find(|number| self.files.get(number).is_some_and(unsynced)) else {
+                break;
+            };
+            self.capture(number, records)?;
+        }
+        let mut changes = BTreeMap::new();
+        for at in self.tree.touched() {
+            let (now, logged) = (self.tree.number(at), self.image.entry(at));
+            let forgotten = now.is_none() && planted::has(Bug::UnlinkLost);
+            if now != logged && !forgotten && only.is_none_or(|only| now == Some(only) || logged == Some(only)) {
+                changes.insert(at.clone(), now);
+            }
+        }
+        let numbers: BTreeSet<Number> = changes.values().flatten().copied().collect();
+        for number in numbers {
+            if self.image.node(number).is_none() {
+                let Some(known) = self.known.get(&number) else { continue };
+                let create = Record::Create { number, kind: known.kind.clone(), mode: self.mode(number)? };
+                self.log(records, &create)?;
+            }
+        }
+        let mut group: Vec<Change> = changes
+            .into_iter()
+            .map(|((directory, name), now)| match now {
+                Some(number) => Change::Name { directory, name, number },
+                None => Change::Unname { directory, name },
+            })
+            .collect();
+        for number in std::mem::take(&mut self.modes) {
+            let logged =
+                self.image.node(number).filter(|node| !matches!(node.kind, Kind::Link(_))).map(|node| node.mode);
+            if let Some(logged) = logged.filter(|_| self.known.contains_key(&number)) {
+                let mode = self.mode(number)?;
+                if mode != logged {
+                    group.push(Change::Mode { number, mode });
+                }
+            }
+        }
+        if only.is_none() {
+            self.tree.logged();
+        }
+        if group.is_empty() {
+            return Ok(());
+        }
+        let in_record = ((self.bounds.record - 3) / CHANGE_MAX).max(1);
+        let parts = group.chunks(in_record).count();
+        for (part, changes) in group.chunks(in_record).enumerate() {
+            self.log(records, &Record::Names { last: part + 1 == parts, changes: changes.to_vec() })?;
+        }
+        self.forget_gone();
+        Ok(())
+    }
+
+    fn mode(&self, number: Number) -> Result<Mode, Refusal> {
+        let bits = match (self.files.get(&number), self.directories.get(&number)) {
+            (Some(file), _) => fs::fstat(&file.reader)?.st_mode,
+            (_, Some(directory)) => fs::fstat(directory)?.st_mode,
+            _ => 0o777,
+        };
+        Ok(Mode::of(bits))
+    }
+}
