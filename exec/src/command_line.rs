@@ -22,8 +22,8 @@ Whether this host will do, and then whether the program fits: tailwind-exec doct
 
 One of them runs Redis; each other one keeps its directory the same, and starts Redis when its sidecar becomes primary.
 
-Exit codes: that of the program, 128 + N if signal N ended it; 75 if the role was lost (start it again); 1 if it could not
-start; 2 for wrong arguments.";
+Exit codes: that of the program, 128 + N if signal N ended it; 75 if the role was lost (start it again; the first process of a
+container follows the log again by itself); 1 if it could not start; 2 for wrong arguments.";
 
 /// Runs a program as it is, and replicates the files of one directory: each fsync returns only when every backup has what was
 /// written.

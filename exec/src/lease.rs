@@ -50,6 +50,8 @@ struct Shared {
     timer: OwnedFd,
     until: Mutex<Option<Duration>>,
     over: AtomicBool,
+    /// Nobody needs it any more. Changes under the lock of `until`, as `over` does.
+    given_up: AtomicBool,
 }
 
 impl Lease {
@@ -61,14 +63,16 @@ impl Lease {
         end: impl FnOnce() + Send + 'static,
     ) -> io::Result<Lease> {
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
-        let shared = Arc::new(Shared { timer, until: Mutex::new(None), over: AtomicBool::new(false) });
+        let (until, over, given_up) = (Mutex::new(None), AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { timer, until, over, given_up });
         let (renewing, waiting) = (shared.clone(), shared.clone());
         thread::Builder::new().name("lease-end".into()).spawn(move || {
-            waiting.wait();
-            end();
+            if waiting.wait() {
+                end();
+            }
         })?;
         thread::Builder::new().name("lease-barriers".into()).spawn(move || {
-            while !renewing.is_over() {
+            while !renewing.is_over() && !renewing.given_up.load(Ordering::Acquire) {
                 let sent = now();
                 if pass() {
                     renewing.extend(sent + length);
@@ -85,9 +89,22 @@ impl Lease {
         until.is_some_and(|until| now() < until) && !self.shared.is_over()
     }
 
-    /// Whether it has run out. It does not come back.
-    pub fn is_over(&self) -> bool {
-        self.shared.is_over()
+    /// Ends it before it runs out: from here on nobody calls `end`. `false` if it has run out already, and somebody does.
+    pub fn give_up(&self) -> bool {
+        let _until = self.shared.until();
+        if self.shared.is_over() {
+            return false;
+        }
+        self.shared.given_up.store(true, Ordering::Release);
+        // Wakes the thread that waits for its end; otherwise that waits for good, and does nothing.
+        let _ = self.shared.set_timer(now());
+        true
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 
@@ -103,6 +120,9 @@ impl Shared {
     /// A barrier that was sent a lease before `until` has passed.
     fn extend(&self, until: Duration) {
         let mut held_until = self.until();
+        if self.given_up.load(Ordering::Acquire) {
+            return;
+        }
         // Once it has run out it stays so, whatever passes later.
         if held_until.is_none_or(|held_until| now() < held_until) && now() < until {
             *held_until = Some(until);
@@ -120,15 +140,18 @@ impl Shared {
         timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once).map(drop)
     }
 
-    /// Until it has run out.
-    fn wait(&self) {
+    /// Until it has run out; or `false` once it was given up.
+    fn wait(&self) -> bool {
         loop {
             // If the timer cannot be read, the clock is looked at all the time.
             let _ = retry_on_intr(|| read(&self.timer, &mut [0; 8]));
             let until = self.until();
+            if self.given_up.load(Ordering::Acquire) {
+                return false;
+            }
             if until.is_some_and(|until| now() >= until) {
                 self.over.store(true, Ordering::Release);
-                return;
+                return true;
             }
         }
     }
@@ -210,7 +233,7 @@ mod tests {
         let last = now();
         passes.store(false, Ordering::SeqCst);
         let end = ended.recv_timeout(DEADLINE).unwrap();
-        assert!(lease.is_over() && !lease.is_held());
+        assert!(!lease.give_up() && !lease.is_held());
         assert!(end > last, "that barrier may have been sent before");
         // It does not come back.
         passes.store(true, Ordering::SeqCst);
@@ -241,7 +264,17 @@ mod tests {
     fn it_is_not_held_before_a_barrier_has_passed() {
         let (lease, ended) = begin(Arc::default());
         assert!(ended.recv_timeout(LENGTH * 2).is_err());
-        assert!(!lease.is_held() && !lease.is_over());
+        assert!(!lease.is_held() && lease.give_up());
+    }
+
+    #[test]
+    fn one_that_is_given_up_ends_nothing() {
+        let (lease, ended) = begin(Arc::new(AtomicBool::new(true)));
+        wait_until(|| lease.is_held());
+        assert!(lease.give_up());
+        // Both threads end, and nobody has called.
+        assert_eq!(ended.recv_timeout(DEADLINE), Err(mpsc::RecvTimeoutError::Disconnected));
+        assert!(lease.give_up(), "it has not run out");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From the start of the container to its end: follow the log, take the turn, run the program, lose the role.
 //!
-//! A loss ends the process with a code of its own. What started it starts it again, and it follows the log as a standby.
+//! After a loss it follows the log as a standby again: as the first process of a container by itself, since whoever starts
+//! containers takes longer each time; else what has started it has to start it again, as a code of its own says.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,7 +22,7 @@ use crate::directory::Directory;
 use crate::ground::Ground;
 use crate::image::{Image, Operation};
 use crate::lease::{self, Barriers, Lease};
-use crate::program::{self, Exit, Program, Signals};
+use crate::program::{self, Program, Signals};
 use crate::readiness::Readiness;
 use crate::record::Record;
 use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
@@ -65,22 +66,38 @@ pub struct Options {
 
 /// Runs until the program has ended, or may not go on. Returns the exit code.
 pub fn run(options: &Options) -> Result<i32> {
-    if let Place::Behind(behind) = Place::find().context("find out who is PID 1")? {
+    let place = Place::find().context("find out who is PID 1")?;
+    if let Place::Behind(behind) = &place {
         ensure!(options.without_pid_1, "{behind}; or accept survivors: --without-pid-1");
         warn!("not PID 1: if tailwind-exec is killed, processes of the program may live on, and answer reads");
     }
     if let Some(missing) = descriptors::raise(options.bounds.files) {
         warn!("{missing}");
     }
-    let signals = Signals::catch().context("catch signals")?;
-    let ground = Ground::claim(&options.directory, options.import)?;
-    let mut standby = Standby::new(&ground)?;
-    let (client, turn) = match standby.follow(options, &ground, &signals)? {
-        Some(turn) => turn,
-        None => return Ok(0),
-    };
-    let appends = Appends::new(options.socket.clone(), client, turn.next);
-    lead(options, &ground, standby, appends, &turn, signals)
+    let mut signals = Signals::catch().context("catch signals")?;
+    loop {
+        let ground = Ground::claim(&options.directory, options.import)?;
+        let mut standby = Standby::new(&ground)?;
+        let (client, turn) = match standby.follow(options, &ground, &signals)? {
+            Some(turn) => turn,
+            None => return Ok(0),
+        };
+        let appends = Appends::new(options.socket.clone(), client, turn.next);
+        signals = match lead(options, &ground, standby, appends, &turn, signals)? {
+            Led::Ended(code) => return Ok(code),
+            Led::Lost(signals) if matches!(place, Place::First) => signals,
+            Led::Lost(_) => return Ok(LOST),
+        };
+        info!("follows the log again, as a standby");
+    }
+}
+
+/// How a turn ended.
+enum Led {
+    /// With the program, or because somebody wants it so.
+    Ended(i32),
+    /// With the role.
+    Lost(Signals),
 }
 
 /// The log's follower: keeps the directory as the log has it.
@@ -216,13 +233,12 @@ impl From<anyhow::Error> for Failure {
 }
 
 fn wants_to_end(signals: &Signals) -> bool {
-    use rustix::process::Signal;
     let came = signals.take();
-    if came.contains(&Signal::CHILD) {
+    if came.contains(&rustix::process::Signal::CHILD) {
         // PID 1 gets orphans also while it has no program: what was started by `kubectl exec`.
         program::reap_orphans();
     }
-    came.iter().any(|signal| [Signal::TERM, Signal::INT, Signal::QUIT].contains(signal))
+    program::ask_for_the_end(&came)
 }
 
 fn connect(socket: &Path, signals: &Signals) -> Result<Option<Client>> {
@@ -296,7 +312,7 @@ fn lead(
     mut appends: Appends,
     turn: &Turn,
     signals: Signals,
-) -> Result<i32> {
+) -> Result<Led> {
     let began = Instant::now();
     ground.tell(Readiness::Starts)?;
     let lease = options.lease.map(|length| begin_lease(options, turn.epoch, length)).transpose()?;
@@ -334,7 +350,7 @@ fn lead(
     let led = appends.send(&records).and_then(|()| appends.wait());
     if let Err(loss) = led {
         warn!(%loss, "the role is lost again before the program has started");
-        return Ok(LOST);
+        return Ok(Led::Lost(signals));
     }
     if ground.foreign {
         ground.mark()?;
@@ -346,13 +362,13 @@ fn lead(
         let start_at = lease::start_at(turn.at, length);
         while lease::now() < start_at {
             if wants_to_end(&signals) {
-                return Ok(0);
+                return Ok(Led::Ended(0));
             }
             std::thread::sleep(LEASE_PAUSE.min(start_at.saturating_sub(lease::now())));
         }
         if !lease.is_held() {
             warn!("no barrier has passed in time: this sidecar may not be primary any more");
-            return Ok(LOST);
+            return Ok(Led::Lost(signals));
         }
     }
     let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
@@ -364,10 +380,10 @@ fn lead(
     if let Err(loss) = &result {
         match options.on_loss {
             OnLoss::Kill => {
-                warn!(%loss, "the program may not go on and is killed; start this again, and it follows the log");
+                warn!(%loss, "the program may not go on and is killed");
             }
             OnLoss::Term => {
-                warn!(%loss, "the program may not go on and has to end; start this again, and it follows the log");
+                warn!(%loss, "the program may not go on and has to end");
                 if let Err(error) = supervisor.wind_down(TERM_TIME) {
                     warn!(%error, "the program cannot end in order");
                 }
@@ -375,10 +391,15 @@ fn lead(
         }
     }
     // Nobody answers its calls any more; nobody may be left who serves clients.
-    program.kill().context("kill the program")?;
+    let asked_to_end = program.was_asked_to_end();
+    let signals = program.kill().context("kill the program")?;
     // The lease's thread may have killed it, and is about to end this process in the same way.
-    let cut_off = lease.is_some_and(|lease| lease.is_over());
-    Ok(if cut_off { LOST } else { result.map_or(LOST, Exit::code) })
+    let cut_off = lease.is_some_and(|lease| !lease.give_up());
+    Ok(match result {
+        Ok(exit) if !cut_off => Led::Ended(exit.code()),
+        _ if asked_to_end || cut_off => Led::Ended(LOST),
+        _ => Led::Lost(signals),
+    })
 }
 
 /// From now on the program may be killed at any time.

@@ -103,6 +103,16 @@ pub struct Program {
     pid: Pid,
     listener: Listener,
     signals: Signals,
+    /// A signal that asks for the end was passed on.
+    asked_to_end: bool,
+}
+
+/// Signals that ask a process to end.
+const ENDINGS: [Signal; 3] = [Signal::TERM, Signal::INT, Signal::QUIT];
+
+/// Whether one of these asks for the end.
+pub(crate) fn ask_for_the_end(signals: &[Signal]) -> bool {
+    signals.iter().any(|signal| ENDINGS.contains(signal))
 }
 
 impl Program {
@@ -117,7 +127,7 @@ impl Program {
         set_child_subreaper(Some(rustix::process::getpid()))?;
         let (child, listener) = trap::spawn_with(command, Settings { refusals, descriptors: descriptors::before() })?;
         let pid = Pid::from_child(&child);
-        Ok(Program { child, pid, listener, signals })
+        Ok(Program { child, pid, listener, signals, asked_to_end: false })
     }
 
     /// The next stopped call, if one waits.
@@ -158,7 +168,9 @@ impl Program {
 
     /// Passes signals on and takes in who has ended. The program's own end, if it has.
     pub fn look(&mut self) -> io::Result<Option<Exit>> {
-        for signal in self.signals.take() {
+        let signals = self.signals.take();
+        self.asked_to_end |= ask_for_the_end(&signals);
+        for signal in signals {
             if signal != Signal::CHILD {
                 info!(signal = signal.as_raw(), "passes a signal on to the program");
                 // It may just have ended.
@@ -187,12 +199,18 @@ impl Program {
         let _ = kill_process(self.pid, Signal::TERM);
     }
 
-    /// Kills the program and all that descends from it, and waits until nobody is left.
-    pub fn kill(mut self) -> io::Result<()> {
+    /// Whether somebody has asked it to end.
+    pub fn was_asked_to_end(&self) -> bool {
+        self.asked_to_end
+    }
+
+    /// Kills the program and all that descends from it, and waits until nobody is left. The signals are this process's again.
+    pub fn kill(mut self) -> io::Result<Signals> {
         kill_until(|| {
             let _ = self.child.try_wait();
             self.reap().map(drop)
-        })
+        })?;
+        Ok(self.signals)
     }
 }
 

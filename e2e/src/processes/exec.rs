@@ -174,6 +174,18 @@ impl Containers {
         self.wait(&what, || self.life(index).ends.get(before).copied())
     }
 
+    /// Waits until one has lost this program with the role, after so many ends: it has ended as it does then, or, as the first
+    /// process of its container, follows the log again.
+    pub fn wait_for_loss(&self, index: usize, before: usize, program: Pid) -> Result<()> {
+        if self.life(index).inside {
+            let what = format!("{}{index} to lose its program", self.name);
+            return self.wait(&what, || self.program(index).map_or(true, |now| now != program).then_some(()));
+        }
+        let ended = self.wait_for_end(index, before)?;
+        ensure!(ended == LOST, "{}{index} ended with {ended:?} instead of {LOST:?}", self.name);
+        Ok(())
+    }
+
     /// Sends a signal to the supervisor.
     pub fn signal(&self, index: usize, signal: Signal) -> Result<()> {
         // Nobody else waits for it while the lock is held, so the number is its own.

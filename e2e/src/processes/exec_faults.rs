@@ -92,7 +92,7 @@ impl Fault {
     ) -> Result<()> {
         let containers = service.containers();
         let other = 1 - primary;
-        let before = containers.ends(primary);
+        let (before, program) = (containers.ends(primary), containers.program(primary)?);
         let ends_with = |expected: Ended| {
             let ended = containers.wait_for_end(primary, before)?;
             ensure!(ended == expected, "{self:?}: it ended with {ended:?} instead of {expected:?}");
@@ -100,7 +100,7 @@ impl Fault {
         };
         match self {
             ProgramIsKilled => {
-                kill_process(containers.program(primary)?, Signal::KILL)?;
+                kill_process(program, Signal::KILL)?;
                 ends_with(Ended::Code(128 + 9))?;
             }
             ProgramIsTerminated => {
@@ -113,7 +113,7 @@ impl Fault {
             }
             SidecarIsKilled => {
                 group.kill_sidecar(primary)?;
-                ends_with(LOST)?;
+                containers.wait_for_loss(primary, before, program)?;
                 service.wait_until_serves(other)?;
                 group.start_sidecar(primary)?;
             }
@@ -148,7 +148,7 @@ impl Fault {
                 let stale = Stale::write(connection)?;
                 group.signal(Process::Sidecar(primary), Signal::CONT)?;
                 stale.expect_no_confirmation()?;
-                ends_with(LOST)?;
+                containers.wait_for_loss(primary, before, program)?;
             }
             SupervisorIsFrozen => {
                 containers.freeze(primary)?;
@@ -163,7 +163,7 @@ impl Fault {
                 let stale = Stale::write(connection)?;
                 containers.signal(primary, Signal::CONT)?;
                 stale.expect_no_confirmation()?;
-                ends_with(LOST)?;
+                containers.wait_for_loss(primary, before, program)?;
                 group.start_sidecar(primary)?;
             }
         }

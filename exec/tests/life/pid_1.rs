@@ -115,8 +115,27 @@ fn a_lost_role_kills_every_process() {
     let sidecar = Sidecar::start(place.path());
     let (mut running, mark) = start_with_session(&place, &sidecar);
     sidecar.lose_role();
+    wait_until("the end of all processes", || with_argument(&mark) == 0);
+    // It goes on as a standby, and ends when it is asked to.
+    place.wait_for("stderr", "follows the log again");
+    kill_process(first(&running), Signal::TERM).unwrap();
+    assert_eq!(running.wait().code(), Some(0));
+}
+
+#[test]
+fn who_is_asked_to_end_does_so_when_the_role_is_lost() {
+    if !may_unshare() {
+        return;
+    }
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = "trap 'echo term' TERM; echo ready; while :; do sleep 0.01; done";
+    let mut running = start(&place, &sidecar, script);
+    place.wait_for("stdout", "ready");
+    kill_process(first(&running), Signal::TERM).unwrap();
+    place.wait_for("stdout", "term");
+    sidecar.lose_role();
     assert_eq!(running.wait().code(), Some(LOST));
-    assert_eq!(with_argument(&mark), 0);
 }
 
 #[test]
