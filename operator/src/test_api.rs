@@ -9,6 +9,7 @@ mod controllers;
 mod endpoints;
 mod eviction;
 mod holders;
+mod kubelet;
 mod shop;
 
 use std::sync::Arc;
