@@ -42,10 +42,13 @@ impl Rollouts {
         if groups.get(key).is_some_and(|known| known.takes_place()) {
             return true;
         }
-        groups.insert(key.clone(), Rollout::Queued);
-        let allowed = next(&mut groups, all, self.max).contains(key);
+        let before = groups.insert(key.clone(), Rollout::Queued);
+        let allowed = next(&mut groups, &all, self.max).contains(key);
         if allowed {
             groups.insert(key.clone(), Rollout::Begins);
+        } else if before.is_none() {
+            // As long as it was not known it has kept others waiting.
+            self.wake_next(&mut groups, all);
         }
         allowed
     }
@@ -119,6 +122,19 @@ mod tests {
 
     fn woken(receiver: &mut mpsc::UnboundedReceiver<Key>) -> Vec<String> {
         std::iter::from_fn(|| receiver.try_recv().ok()).map(|(_, name)| name).collect()
+    }
+
+    /// As after each start of an operator: whichever group is looked at last, the first one is woken.
+    #[test]
+    fn the_last_group_that_becomes_known_wakes_the_first() {
+        let (rollouts, mut receiver) = Rollouts::new(1);
+        let all = all(&["a", "b", "c"]);
+        for name in ["b", "a", "c"] {
+            assert!(!rollouts.claim(&key(name), all), "{name}");
+            rollouts.saw(&key(name), Rollout::Queued, all);
+        }
+        assert_eq!(woken(&mut receiver), ["a"]);
+        assert!(rollouts.claim(&key("a"), all));
     }
 
     #[test]
