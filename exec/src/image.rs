@@ -6,10 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::record::{Change, FACT_MAX, Fact, Kind, Mode, Name, Number, Record};
+use crate::record::{Change, FACT_MAX, Fact, Kind, Mode, Name, Number, Record, STATE_HEADER};
 
-/// Links of a directory up to the root at most: deeper than any path can name (`PATH_MAX` of `a/`).
-const DEPTH_MAX: usize = 2048;
 /// Changes in one group: each file that a volume may have gets and loses a few names. Some 100 bytes each while it is gathered.
 pub const GROUP_CHANGES_MAX: usize = 1 << 20;
 
@@ -184,7 +182,8 @@ impl Image {
         u64::try_from(self.size).unwrap_or(u64::MAX)
     }
 
-    /// Folds one record. An error leaves the image as it was.
+    /// Folds one record. An error leaves all that is there as it was; a group or a state that the record would have ended is
+    /// void.
     pub fn fold<'a>(&mut self, record: &Record<'a>) -> Result<Vec<Operation<'a>>, FoldError> {
         match *record {
             Record::State { first, last, next, ref facts } => return self.take_state(first, last, next, facts),
@@ -248,7 +247,7 @@ impl Image {
             number: *number,
         });
         let facts: Vec<Fact> = nodes.chain(names).collect();
-        let parts = facts.len().div_ceil((record_max / FACT_MAX).max(1)).max(1);
+        let parts = facts.len().div_ceil((record_max.saturating_sub(STATE_HEADER) / FACT_MAX).max(1)).max(1);
         let mut chunks = facts.chunks(facts.len().div_ceil(parts).max(1));
         let part = |part| Record::State {
             first: part == 0,
@@ -306,6 +305,9 @@ impl Image {
         // A turn gives numbers as it finds files, and logs them as they are synced.
         if number < self.first || self.nodes.contains_key(&number) {
             return Err(FoldError::Number(number, "was given before"));
+        }
+        if number >= Number::END {
+            return Err(FoldError::Number(number, "leaves no number for the next turn"));
         }
         self.next = self.next.max(number.next());
         self.nodes.insert(number, Node { kind: kind.clone(), mode, length: 0, names: BTreeSet::new() });
@@ -412,6 +414,10 @@ impl Image {
                     (*directory, name)
                 }
                 Change::Unname { directory, name } => (*directory, name),
+                // The directory itself is as it was mounted: no state has its mode.
+                Change::Mode { number: Number::ROOT, .. } => {
+                    return Err(FoldError::Number(Number::ROOT, "gets a mode and is the root"));
+                }
                 Change::Mode { number, .. } => {
                     if !self.nodes.contains_key(number) {
                         return Err(FoldError::Number(*number, "gets a mode and was not created"));
@@ -457,6 +463,7 @@ impl Image {
     /// After a group: each directory that it touched has one name, below the root, or has none and is empty.
     fn check(&self, touched: &BTreeSet<(Number, Name)>, numbers: &[Number]) -> Result<(), FoldError> {
         let wrong = |at: &(Number, Name), why| FoldError::Name { directory: at.0, name: at.1.clone(), why };
+        let mut below = BTreeSet::from([Number::ROOT]);
         for at in touched {
             let Some(number) = self.entry(at) else { continue };
             if self.node(at.0).is_none_or(|node| is_nameless(at.0, node)) {
@@ -466,7 +473,7 @@ impl Image {
             if node.names.len() > 1 {
                 return Err(wrong(at, "a directory has two names"));
             }
-            self.climb(number).ok_or_else(|| wrong(at, "a directory is not below the root"))?;
+            self.climb(number, &mut below).ok_or_else(|| wrong(at, "a directory is not below the root"))?;
         }
         for &number in numbers {
             if self.node(number).is_some_and(|node| is_nameless(number, node))
@@ -483,14 +490,17 @@ impl Image {
         first.map(|(at, _)| at).filter(|at| at.0 == directory)
     }
 
-    fn climb(&self, mut number: Number) -> Option<()> {
-        for _ in 0..DEPTH_MAX {
-            if number == Number::ROOT {
-                return Some(());
-            }
+    /// Whether a directory lies below one that does, all the way up. All that do are added to `below`, so that a group which names
+    /// many of them takes each step once.
+    fn climb(&self, mut number: Number, below: &mut BTreeSet<Number>) -> Option<()> {
+        let mut path = BTreeSet::new();
+        while !below.contains(&number) {
+            // A directory that comes twice is in a circle.
+            path.insert(number).then_some(())?;
             number = self.node(number)?.names.first()?.0;
         }
-        None
+        below.extend(path);
+        Some(())
     }
 }
 

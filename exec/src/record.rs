@@ -32,6 +32,8 @@ const TARGET_MAX: usize = 4095;
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 /// Bytes of a data record before its bytes.
 pub const DATA_HEADER: usize = 2 + 8 + 8;
+/// Bytes of a record of a state before its facts.
+pub const STATE_HEADER: usize = 2 + 1 + 8;
 /// Most bytes that one fact of a state takes.
 pub const FACT_MAX: usize = 1 + 8 + 1 + 1 + 2 + 8 + 2 + TARGET_MAX;
 /// Most bytes that one change of names takes.
@@ -46,6 +48,8 @@ impl Number {
     pub const ROOT: Number = Number(0);
     /// The first that is given.
     pub const FIRST: Number = Number(1);
+    /// Never given: the largest that a record can name, as the next one.
+    pub(crate) const END: Number = Number(u64::MAX - 1);
 
     /// The number after this one.
     pub fn next(self) -> Number {
@@ -139,7 +143,7 @@ pub enum Change {
     },
     /// The mode is another one.
     Mode {
-        /// Of a file or directory.
+        /// Of a file, or of a directory that is not the root.
         number: Number,
         /// The new one.
         mode: Mode,

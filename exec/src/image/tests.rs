@@ -221,3 +221,76 @@ fn a_fold_begins_at_a_state() {
     let error = state.iter().try_for_each(|record| late.fold(record).map(drop));
     assert_eq!(error, Err(FoldError::Differs));
 }
+
+fn begun() -> Image {
+    let mut image = Image::default();
+    image.fold(&Record::Begin { next: Number::FIRST }).expect("a turn begins");
+    image
+}
+
+/// Folds what an image says into another one.
+fn again(image: &Image) -> Image {
+    let mut late = Image::default();
+    for record in image.state(usize::MAX) {
+        late.fold(&record).expect("a state");
+    }
+    late
+}
+
+#[test]
+fn the_root_has_no_mode_of_its_own() {
+    let mut image = begun();
+    let group = Record::Names { last: true, changes: vec![Change::Mode { number: Number::ROOT, mode: Mode(0) }] };
+    assert!(image.fold(&group).is_err(), "a state would not have it");
+    assert!(again(&image).nodes().eq(image.nodes()));
+}
+
+#[test]
+fn each_number_has_a_next_one() {
+    let mut image = begun();
+    let create = |number| Record::Create { number: Number(number), kind: Kind::File, mode: Mode(0o600) };
+    assert!(image.fold(&create(u64::MAX - 1)).is_err());
+    image.fold(&create(u64::MAX - 2)).expect("the last number");
+    let begin = Record::Begin { next: image.next() }.encode();
+    image.fold(&Record::decode(&begin).expect("a record")).expect("the next turn begins");
+}
+
+#[test]
+fn parts_of_a_state_are_as_large_as_they_may_be() {
+    let mut image = begun();
+    for number in 1..4 {
+        let kind = Kind::Link(vec![b'a'; 4095].into());
+        image.fold(&Record::Create { number: Number(number), kind, mode: Mode(0o777) }).expect("create");
+    }
+    for (bound, parts) in [(2 * FACT_MAX, 3), (2 * FACT_MAX + 11, 2)] {
+        let sizes: Vec<usize> = image.state(bound).iter().map(|record| record.encode().len()).collect();
+        assert!(sizes.len() == parts && sizes.iter().all(|size| *size <= bound), "{sizes:?}, at most {bound}");
+    }
+}
+
+#[test]
+fn a_deep_directory_may_move_into_another() {
+    const DEPTH: u64 = 1500;
+    let mut image = begun();
+    let mut to = |directory: u64, text: &str, number: u64| {
+        if image.node(Number(number)).is_none() {
+            let create = Record::Create { number: Number(number), kind: Kind::Directory, mode: Mode(0o700) };
+            image.fold(&create).expect("create");
+        }
+        let mut changes = vec![Change::Name { directory: Number(directory), name: name(text), number: Number(number) }];
+        if directory == DEPTH {
+            changes.push(Change::Unname { directory: Number::ROOT, name: name("b") });
+        }
+        image.fold(&Record::Names { last: true, changes }).expect("a name");
+    };
+    for number in 1..=DEPTH {
+        to(number - 1, "a", number);
+    }
+    to(0, "b", DEPTH + 1);
+    for number in DEPTH + 2..=2 * DEPTH {
+        to(number - 1, "b", number);
+    }
+    to(DEPTH, "b", DEPTH + 1);
+    to(2 * DEPTH, "b", 2 * DEPTH + 1);
+    assert!(again(&image).nodes().eq(image.nodes()), "what was folded step by step is folded at once");
+}
