@@ -8,6 +8,9 @@ use twox_hash::XxHash3_64;
 /// Bytes of a block: a page of most programs that write at offsets, and of the kernel.
 pub const BLOCK: usize = 4096;
 
+/// A block of a hole.
+static ZEROS: [u8; BLOCK] = [0; BLOCK];
+
 /// The seed of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Seed(u64);
@@ -42,7 +45,7 @@ pub struct Old {
 }
 
 /// Bytes that the log does not have: where they begin, counted from the first byte that was compared, and how many.
-pub type Run = (usize, usize);
+pub type Run = (u64, u64);
 
 impl Blocks {
     /// Bytes of the file, as the log has it.
@@ -64,9 +67,12 @@ impl Blocks {
         }
     }
 
-    /// A state begins: the log has no block since.
-    pub fn begin_generation(&mut self) {
-        self.fresh.fill(false);
+    /// A state begins, under which each file is zeros: the log has no other block since.
+    pub fn begin_generation(&mut self, seed: Seed) {
+        let zeros = seed.hash(&ZEROS);
+        for (fresh, hash) in self.fresh.iter_mut().zip(&self.hashes) {
+            *fresh = *hash == zeros;
+        }
     }
 
     /// Makes the log forget up to `count` blocks, from `block` on, that it has not had since its last state: they will differ,
@@ -97,39 +103,72 @@ impl Blocks {
             start.is_multiple_of(BLOCK as u64) && start <= self.length,
             "bytes do not begin with a block of the file"
         );
-        let mut runs: Vec<Run> = Vec::new();
-        let end = start + bytes.len() as u64;
-        let mut at = 0;
+        let mut runs = Runs::default();
+        let mut at = start;
         for block in bytes.chunks(BLOCK) {
-            let offset = start + at as u64;
-            let index = (offset / BLOCK as u64) as usize;
-            let hash = seed.hash(block);
-            // What the log has of this block.
-            let had = self.length.saturating_sub(offset).min(BLOCK as u64) as usize;
-            let differs = if had == 0 || had > block.len() {
-                Some(0)
-            } else if had == block.len() {
-                (self.hashes[index] != hash).then_some(0)
-            } else {
-                Some(if self.hashes[index] == seed.hash(&block[..had]) { had } else { 0 })
-            };
-            if index < self.hashes.len() {
-                self.hashes[index] = hash;
-                self.fresh[index] |= differs == Some(0);
-            } else {
-                self.hashes.push(hash);
-                self.fresh.push(true);
+            let size = block.len() as u64;
+            if let Some(from) = self.take(at, size, seed.hash(block), |had| seed.hash(&block[..had])) {
+                runs.add((at - start + from, size - from));
             }
-            if let Some(from) = differs {
-                match runs.last_mut() {
-                    Some((begin, size)) if *begin + *size == at + from => *size += block.len() - from,
-                    _ => runs.push((at + from, block.len() - from)),
-                }
-            }
-            at += block.len();
+            at += size;
         }
-        self.length = self.length.max(end);
-        runs
+        runs.0
+    }
+
+    /// The same with `count` zeros that nobody has to read.
+    pub fn update_zeros(&mut self, seed: Seed, start: u64, count: u64) -> Vec<Run> {
+        assert!(
+            start.is_multiple_of(BLOCK as u64) && start <= self.length,
+            "zeros do not begin with a block of the file"
+        );
+        let whole = seed.hash(&ZEROS);
+        let mut runs = Runs::default();
+        let mut at = 0;
+        while at < count {
+            let size = (count - at).min(BLOCK as u64);
+            let hash = if size == BLOCK as u64 { whole } else { seed.hash(&ZEROS[..size as usize]) };
+            if let Some(from) = self.take(start + at, size, hash, |had| seed.hash(&ZEROS[..had])) {
+                runs.add((at + from, size - from));
+            }
+            at += size;
+        }
+        runs.0
+    }
+
+    /// Takes one block, of which `prefix` is the hash of so many bytes. Returns where it begins to differ, if it does.
+    fn take(&mut self, offset: u64, size: u64, hash: u64, prefix: impl FnOnce(usize) -> u64) -> Option<u64> {
+        let index = (offset / BLOCK as u64) as usize;
+        // What the log has of this block.
+        let had = self.length.saturating_sub(offset).min(BLOCK as u64);
+        let differs = if had == 0 || had > size {
+            Some(0)
+        } else if had == size {
+            (self.hashes[index] != hash).then_some(0)
+        } else {
+            Some(if self.hashes[index] == prefix(had as usize) { had } else { 0 })
+        };
+        if index < self.hashes.len() {
+            self.hashes[index] = hash;
+            self.fresh[index] |= differs == Some(0);
+        } else {
+            self.hashes.push(hash);
+            self.fresh.push(true);
+        }
+        self.length = self.length.max(offset + size);
+        differs
+    }
+}
+
+/// Runs in ascending order, joined where they touch.
+#[derive(Default)]
+struct Runs(Vec<Run>);
+
+impl Runs {
+    fn add(&mut self, (from, count): Run) {
+        match self.0.last_mut() {
+            Some((begin, size)) if *begin + *size == from => *size += count,
+            _ => self.0.push((from, count)),
+        }
     }
 }
 
@@ -167,6 +206,7 @@ mod tests {
                 }
                 copy.resize(state.len(), 0);
                 for (at, size) in blocks.update(seed, 0, &state) {
+                    let (at, size) = (at as usize, size as usize);
                     copy[at..at + size].copy_from_slice(&state[at..at + size]);
                     let at = at / BLOCK * BLOCK;
                     let block = at..(at + BLOCK).min(state.len());
@@ -188,7 +228,37 @@ mod tests {
         assert_eq!(blocks.update(seed, 0, &[1; 100]), [(0, 100)]);
         assert_eq!(blocks.update(seed, 0, &[1; 130]), [(100, 30)]);
         assert_eq!(blocks.update(seed, 0, &[1; 130]), []);
-        assert_eq!(blocks.update(seed, 0, &[1; BLOCK + 10]), [(130, BLOCK + 10 - 130)]);
+        assert_eq!(blocks.update(seed, 0, &[1; BLOCK + 10]), [(130, BLOCK as u64 + 10 - 130)]);
         assert_eq!(blocks.update(seed, BLOCK as u64, &[1; 20]), [(10, 10)]);
+    }
+
+    proptest! {
+        /// Zeros that nobody reads are zeros.
+        #[test]
+        fn zeros_of_a_hole_are_those_of_a_file(before in content(), grown in 0..4 * BLOCK, from in 0usize..6) {
+            let seed = Seed(3);
+            let mut read = Blocks::default();
+            read.update(seed, 0, &before);
+            let from = (from * BLOCK).min(before.len() / BLOCK * BLOCK);
+            let zeros = vec![0; before.len() - from + grown];
+            let mut hole = read.clone();
+            prop_assert_eq!(hole.update_zeros(seed, from as u64, zeros.len() as u64), read.update(seed, from as u64, &zeros));
+            prop_assert_eq!((&hole.hashes, &hole.fresh, hole.length), (&read.hashes, &read.fresh, read.length));
+        }
+    }
+
+    #[test]
+    fn a_state_has_the_blocks_of_zeros() {
+        let seed = Seed(1);
+        let mut blocks = Blocks::default();
+        blocks.update(seed, 0, &[1; BLOCK]);
+        blocks.update_zeros(seed, BLOCK as u64, 2 * BLOCK as u64 + 10);
+        blocks.begin_generation(seed);
+        let old = blocks.forget_old(0, 10);
+        assert_eq!(
+            old.ranges,
+            [(0, BLOCK as u64), (3 * BLOCK as u64, 4 * BLOCK as u64)],
+            "and not the whole ones of zeros"
+        );
     }
 }

@@ -13,7 +13,7 @@ use rustix::fs::{self, AtFlags, Mode as Bits, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::blocks::Blocks;
-use crate::compare::{Compared, Comparison};
+use crate::compare::{Compared, Comparison, Plan};
 use crate::image::{Image, Operation};
 use crate::ranges::Ranges;
 use crate::record::{Kind, Mode, Name, Number};
@@ -190,7 +190,8 @@ impl Directory {
             let stale = std::mem::take(&mut hashes.stale);
             let mut blocks = std::mem::take(&mut hashes.blocks);
             let file = self.open_file(image, number, OFlags::RDONLY)?;
-            let compared = self.comparison.compare(file.as_fd(), &mut blocks, &stale, node.length, |_, _| ())?;
+            let plan = Plan::new(file.as_fd(), &blocks, &stale, node.length)?;
+            let compared = self.comparison.compare(file.as_fd(), &mut blocks, &plan, |_, _| ())?;
             if compared != Compared::Whole {
                 return Err(io::Error::other(format!(
                     "file {number} is shorter than the log says: something else writes here"

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::files::{Effects, File};
 use super::{Refusal, Volume, proc};
-use crate::compare::{Compared, Comparison};
+use crate::compare::{Changed, Compared, Plan};
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{DATA_HEADER, Kind, Mode, Number, Record};
@@ -118,15 +118,19 @@ impl Volume {
         }
         for _ in 0..COMPARISONS {
             let mut length = fs::fstat(&file.reader)?.st_size as u64;
-            let ranges = Comparison::ranges(&file.blocks, &doubts, length);
-            if ranges.size() > self.bounds.scan {
-                let scan = self.bounds.scan;
-                return Err(Refusal::Lost(format!(
-                    "{} bytes would have to be compared (--scan-max {scan})",
-                    ranges.size()
-                )));
+            if length < file.blocks.length() && planted::has(Bug::LengthForgotten) {
+                length = file.blocks.length();
             }
-            self.compared.add(ranges.size());
+            if length < file.blocks.length() {
+                // The block that is cut through has no hash any more.
+                doubts.add((length.saturating_sub(1), length));
+            }
+            let plan = Plan::new(file.reader.as_fd(), &file.blocks, &doubts, length)?;
+            let (read, scan) = (plan.size(), self.bounds.scan);
+            if read > scan {
+                return Err(Refusal::Lost(format!("{read} bytes would have to be compared (--scan-max {scan})")));
+            }
+            self.compared.add(read);
             let others = self.image.size().saturating_sub(file.blocks.length());
             if others.saturating_add(length) > self.bounds.bytes {
                 file.doubts = doubts;
@@ -141,28 +145,30 @@ impl Volume {
                 let mode = Mode::of(fs::fstat(&file.reader)?.st_mode);
                 made.push(Record::Create { number, kind: Kind::File, mode }.encode());
             }
-            if length < file.blocks.length() && planted::has(Bug::LengthForgotten) {
-                length = file.blocks.length();
-            }
             if length < file.blocks.length() {
                 made.push(Record::Length { file: number, length }.encode());
-                // The block that is cut through has no hash any more.
-                doubts.add((length.saturating_sub(1), length));
                 file.blocks.cut(length);
             }
             let largest = self.bounds.record - DATA_HEADER;
+            let mut logged = file.blocks.length();
             let compared =
-                self.comparison.compare(file.reader.as_fd(), &mut file.blocks, &doubts, length, |offset, bytes| {
-                    if bytes.iter().all(|&byte| byte == 0) {
-                        let zero = Record::Zero { file: number, offset, length: bytes.len() as u64 };
-                        made.push(zero.encode());
-                        return;
+                self.comparison.compare(file.reader.as_fd(), &mut file.blocks, &plan, |offset, changed| {
+                    let (bytes, length) = match changed {
+                        Changed::Bytes(bytes) if bytes.iter().all(|&byte| byte == 0) => (None, bytes.len() as u64),
+                        Changed::Bytes(bytes) => (Some(bytes), bytes.len() as u64),
+                        Changed::Zeros(count) => (None, count),
+                    };
+                    let end = offset + length;
+                    match bytes {
+                        Some(bytes) => {
+                            for (at, bytes) in (offset..).step_by(largest).zip(bytes.chunks(largest)) {
+                                made.push(Record::Data { file: number, offset: at, bytes }.encode());
+                            }
+                        }
+                        None if offset == logged => made.push(Record::Length { file: number, length: end }.encode()),
+                        None => made.push(Record::Zero { file: number, offset, length }.encode()),
                     }
-                    let mut offset = offset;
-                    for bytes in bytes.chunks(largest) {
-                        made.push(Record::Data { file: number, offset, bytes }.encode());
-                        offset += bytes.len() as u64;
-                    }
+                    logged = logged.max(end);
                 })?;
             if let Compared::Shorter(end) = compared {
                 // What was compared before it was cut is logged as it was; the rest follows at once.

@@ -42,7 +42,7 @@ impl Volume {
             return Ok(false);
         }
         for file in self.files.values_mut() {
-            file.blocks.begin_generation();
+            file.blocks.begin_generation(self.comparison.seed());
         }
         for record in self.image.state(self.bounds.record) {
             self.log(records, &record)?;

@@ -16,6 +16,7 @@ mod pid_1;
 mod readiness;
 mod removal;
 mod sidecar;
+mod sparse;
 mod threads;
 mod users;
 
@@ -30,6 +31,8 @@ const EXEC: &str = env!("CARGO_BIN_EXE_tailwind-exec");
 
 /// The exit code after a loss.
 const LOST: i32 = 75;
+/// That of a program that has killed itself, so that nothing is captured at its end.
+const KILLED: Option<i32> = Some(128 + 9);
 /// For what takes milliseconds on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -59,7 +62,8 @@ impl Place {
     /// `tailwind-exec` with these options, also where tests run in a container.
     fn exec(&self, options: &[&str]) -> Command {
         let mut command = self.command(EXEC);
-        command.arg("--dir").arg(self.volume()).args(["--without-pid-1", "--files-max", "1000"]).args(options);
+        command.env("TAILWIND_FILES_MAX", "1000");
+        command.arg("--dir").arg(self.volume()).arg("--without-pid-1").args(options);
         command
     }
 
@@ -79,6 +83,13 @@ impl Place {
         let mut command = self.exec(options);
         command.arg("--socket").arg(sidecar.socket()).args(["--", "sh", "-c", script]);
         Running { child: command.spawn().unwrap() }
+    }
+
+    /// Runs a Python program in the same way until it ends. Returns its exit code, and what it has printed.
+    fn run_python(&self, sidecar: &Sidecar, options: &[&str], program: &str) -> (Option<i32>, String) {
+        fs::write(self.path().join("program.py"), program).unwrap();
+        let status = self.run(sidecar, options, "exec python3 program.py").wait();
+        (status.code(), self.read("stdout"))
     }
 
     fn create(&self, name: &str) -> fs::File {
