@@ -108,6 +108,8 @@ impl Volume {
         info!("lists the volume anew and compares all of it");
         self.tree.forget_entries();
         self.files.values_mut().for_each(File::suspect);
+        // The root's own mode is not kept.
+        self.modes.extend(self.known.keys().filter(|number| **number != Number::ROOT));
         self.list(Number::ROOT)?;
         let mut listed = BTreeSet::from([Number::ROOT]);
         loop {

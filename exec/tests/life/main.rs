@@ -10,6 +10,7 @@ mod doctor;
 mod dry_run;
 mod lease;
 mod loss;
+mod many;
 mod opening;
 mod page;
 mod pid_1;

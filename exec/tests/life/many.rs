@@ -1,0 +1,81 @@
+//! Many files, and more events than the kernel keeps.
+
+use crate::sidecar::Sidecar;
+use crate::{KILLED, Place};
+
+/// Opens files more often than the kernel keeps events, and changes names, bytes and modes of which no event tells any more.
+const LOSE_EVENTS: &str = r#"
+import os
+
+def make(path, text):
+    file = os.open("volume/" + path, os.O_CREAT | os.O_RDWR, 0o600)
+    os.write(file, text)
+    return file
+
+for folder in ["kept", "changed", "gone"]:
+    os.mkdir("volume/" + folder, 0o755)
+first = make("first", b"first")
+for name in ["second", "changed/file", "gone/file"]:
+    make(name, name.encode())
+os.sync()
+
+with open("/proc/sys/fs/inotify/max_queued_events") as bound:
+    for _ in range(int(bound.read())):
+        # The same event twice would count once.
+        for name in ["first", "second"]:
+            os.close(os.open("volume/" + name, os.O_RDONLY))
+
+os.write(first, b" and more")
+os.link("volume/first", "volume/kept/link")
+os.rename("volume/second", "volume/kept/third")
+os.unlink("volume/gone/file")
+os.rmdir("volume/gone")
+os.chmod("volume/changed", 0o750)
+os.chmod("volume/changed/file", 0o640)
+os.makedirs("volume/new/deep")
+os.symlink("first", "volume/new/symlink")
+os.fsync(make("new/deep/file", b"made"))
+os.fsync(first)
+print("made", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+/// Prints each name, with its mode and its bytes.
+const LIST: &str = r#"
+import os
+
+for folder, folders, files in os.walk("volume"):
+    for path in [os.path.join(folder, name) for name in folders + files]:
+        mode = oct(os.lstat(path).st_mode & 0o777)
+        if os.path.islink(path):
+            print(path, os.readlink(path))
+        elif os.path.isdir(path):
+            print(path, mode)
+        else:
+            with open(path) as file:
+                print(path, mode, file.read())
+"#;
+
+#[test]
+fn lost_events_lose_nothing() {
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(place.run_python(&sidecar, &[], LOSE_EVENTS), (KILLED, "made\n".to_owned()));
+    assert!(place.read("stderr").contains("lists the volume anew"), "events were lost");
+    let (code, list) = place.run_python(&sidecar, &[], LIST);
+    let mut list: Vec<&str> = list.lines().collect();
+    list.sort_unstable();
+    let expected = [
+        "volume/changed 0o750",
+        "volume/changed/file 0o640 changed/file",
+        "volume/first 0o600 first and more",
+        "volume/kept 0o755",
+        "volume/kept/link 0o600 first and more",
+        "volume/kept/third 0o600 second",
+        "volume/new 0o755",
+        "volume/new/deep 0o755",
+        "volume/new/deep/file 0o600 made",
+        "volume/new/symlink first",
+    ];
+    assert_eq!((code, list), (Some(0), expected.to_vec()));
+}
