@@ -1,7 +1,67 @@
 //! Many files, and more events than the kernel keeps.
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::sidecar::Sidecar;
 use crate::{KILLED, Place};
+
+/// Ten thousand files, and some to spare.
+const FILES_MAX: &str = "12000";
+
+/// Makes files that say where they are, in folders of 500. That each of those is synced has the supervisor keep up with events.
+const MAKE_FILES: &str = r#"
+import os
+
+for folder in range(20):
+    path = f"volume/{folder}"
+    os.mkdir(path)
+    for number in range(500):
+        file = os.open(f"{path}/{number}", os.O_CREAT | os.O_WRONLY)
+        os.write(file, f"{folder}/{number}".encode())
+        os.close(file)
+    folder = os.open(path, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+os.sync()
+print("made", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+/// Counts those that are as they were made.
+const COUNT_FILES: &str = r#"
+import os
+
+count = 0
+for folder, _, names in os.walk("volume"):
+    for name in names:
+        path = os.path.join(folder, name)
+        with open(path) as file:
+            count += file.read() == os.path.relpath(path, "volume")
+print(count)
+"#;
+
+/// Whether this process may have a descriptor for each of so many files.
+fn may_hold(files: &str) -> bool {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    let may = limit.is_none_or(|limit| limit >= files.parse::<u64>().unwrap() + 1024);
+    if !may {
+        println!("skipped: a process may have no more than {limit:?} descriptors here");
+    }
+    may
+}
+
+#[test]
+fn ten_thousand_files_are_kept() {
+    if !may_hold(FILES_MAX) {
+        return;
+    }
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    let options = ["--files-max", FILES_MAX];
+    assert_eq!(place.run_python(&sidecar, &options, MAKE_FILES), (KILLED, "made\n".to_owned()));
+    assert!(!place.read("stderr").contains("lists the volume anew"), "no event was lost");
+    assert_eq!(place.run_python(&sidecar, &options, COUNT_FILES), (Some(0), "10000\n".to_owned()));
+}
 
 /// Opens files more often than the kernel keeps events, and changes names, bytes and modes of which no event tells any more.
 const LOSE_EVENTS: &str = r#"
