@@ -39,7 +39,9 @@ impl Volume {
         if planted::has(Bug::OwnNamesOnly) {
             return if mode || pending() { self.capture_names_of(Some(number), records) } else { Ok(()) };
         }
-        if mode || pending() || self.has_new_parent(number) { self.capture_names(records) } else { Ok(()) }
+        // What is held of a removed file takes room on the disk until its removal is in the log.
+        let owes = mode || pending() || self.has_new_parent(number) || !self.leaving.is_empty();
+        if owes { self.capture_names(records) } else { Ok(()) }
     }
 
     /// Whether a directory on the way to a file is not in the log where it is.

@@ -8,6 +8,7 @@
 mod command_line;
 mod doctor;
 mod dry_run;
+mod full;
 mod lease;
 mod loss;
 mod many;

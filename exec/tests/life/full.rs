@@ -1,0 +1,95 @@
+//! A full disk: of a program, whose writes fail and whose syncs do not.
+
+use std::process::{Command, Stdio};
+
+use crate::sidecar::Sidecar;
+use crate::{EXEC, Place};
+
+const UNSHARE: [&str; 3] = ["--user", "--map-root-user", "--mount"];
+/// A disk of 1 MiB, and how `tailwind-exec` is run on it.
+const SMALL: &str = "
+    mount -t tmpfs -o size=1m tmpfs small || exit
+    run() { $EXEC --dir small/volume --without-pid-1 --files-max 1000 --socket append.sock -- python3 $1; echo code $?; }
+";
+
+/// Whether a file system may be mounted here; in most containers it may not.
+fn may_mount() -> bool {
+    let mut command = Command::new("unshare");
+    command.args(UNSHARE).args(["mount", "-t", "tmpfs", "tmpfs", "/mnt"]).stderr(Stdio::null());
+    let may = command.status().is_ok_and(|status| status.success());
+    if !may {
+        println!("skipped: nothing can be mounted here");
+    }
+    may
+}
+
+/// Runs a shell script beside a small disk. Returns what it has printed.
+fn run_on_small_disk(place: &Place, programs: &[(&str, &str)], script: &str) -> String {
+    for (name, program) in programs {
+        std::fs::write(place.path().join(name), program).unwrap();
+    }
+    std::fs::create_dir_all(place.path().join("small")).unwrap();
+    let mut command = place.command("unshare");
+    command.args(UNSHARE).args(["sh", "-c", &format!("{SMALL}{script}")]).env("EXEC", EXEC);
+    crate::Running { child: command.spawn().unwrap() }.wait();
+    place.read("stdout")
+}
+
+/// Fills the disk, and syncs all that could be written.
+const FILL: &str = r#"
+import errno, os
+
+def make(name):
+    return os.open("small/volume/" + name, os.O_CREAT | os.O_RDWR)
+
+first, second = make("first"), make("second")
+os.write(first, b"a" * 100_000)
+os.fsync(first)
+written = 0
+try:
+    while True:
+        written += os.write(second, b"b" * 10_000)
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+os.fsync(second)
+os.pwrite(first, b"c" * 1000, 50)
+os.fsync(first)
+with open("written", "w") as file:
+    file.write(str(written))
+print("full", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+/// Finds it all, and makes room.
+const FIND: &str = r#"
+import os
+
+def read(name):
+    with open("small/volume/" + name, "rb") as file:
+        return file.read()
+
+written = int(open("written").read())
+assert written > 500_000, written
+assert read("first") == b"a" * 50 + b"c" * 1000 + b"a" * (100_000 - 1050)
+assert read("second") == b"b" * written
+os.unlink("small/volume/second")
+# There is room once the log has that, with the next sync.
+os.fsync(os.open("small/volume/first", os.O_RDWR))
+third = os.open("small/volume/third", os.O_CREAT | os.O_RDWR)
+os.write(third, b"d" * 500_000)
+os.fsync(third)
+print("found", flush=True)
+"#;
+
+#[test]
+fn what_was_written_to_a_full_disk_can_be_synced() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::in_memory();
+    let _sidecar = Sidecar::start(place.path());
+    // The second start finds the disk as full as the first one has left it.
+    let script = "run fill.py; run find.py";
+    let said = run_on_small_disk(&place, &[("fill.py", FILL), ("find.py", FIND)], script);
+    assert_eq!(said, "full\ncode 137\nfound\ncode 0\n");
+}
