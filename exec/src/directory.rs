@@ -69,7 +69,12 @@ impl Directory {
 
     /// Carries out what a record of `image` has led to. The image is as it is after that record.
     pub fn carry_out(&mut self, image: &Image, operations: &[Operation<'_>]) -> io::Result<()> {
-        operations.iter().try_for_each(|operation| self.step(image, operation))?;
+        operations.iter().try_for_each(|operation| {
+            self.step(image, operation).map_err(|error| {
+                let what = describe(image, operation);
+                io::Error::new(error.kind(), format!("cannot {what}: {error}"))
+            })
+        })?;
         if self.stale > STALE_MAX { self.hash(image) } else { Ok(()) }
     }
 
@@ -217,6 +222,25 @@ impl Directory {
         }
         let blocks = self.hashes.into_iter().map(|(number, hashes)| (number, hashes.blocks)).collect();
         Ok(Left { directories: self.directories, blocks, comparison: self.comparison })
+    }
+}
+
+/// What an operation does, for people.
+fn describe(image: &Image, operation: &Operation<'_>) -> String {
+    let file = |number: Number| match image.path(number) {
+        Some(path) => path.display().to_string(),
+        None => format!("file {number}, which has no name yet"),
+    };
+    let at = |(directory, name): &(Number, Name)| image.path(*directory).unwrap_or_default().join(name.as_os_str());
+    match operation {
+        Operation::Make { number, .. } => format!("make {}", file(*number)),
+        Operation::Write { file: number, .. } => format!("write to {}", file(*number)),
+        Operation::Zero { file: number, .. } => format!("make zeros in {}", file(*number)),
+        Operation::Resize { file: number, .. } => format!("change the length of {}", file(*number)),
+        Operation::Detach { from, .. } => format!("move {} away", at(from).display()),
+        Operation::Unlink { from } => format!("remove {}", at(from).display()),
+        Operation::Attach { to, .. } | Operation::Link { to, .. } => format!("make {}", at(to).display()),
+        Operation::Discard { number, .. } => format!("remove number {number} from the stage"),
     }
 }
 

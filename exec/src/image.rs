@@ -5,6 +5,7 @@
 //! what is being moved.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use crate::record::{Change, FACT_MAX, Fact, Kind, Mode, Name, Number, Record, STATE_HEADER};
 
@@ -175,6 +176,18 @@ impl Image {
     /// What a name stands for.
     pub fn entry(&self, at: &(Number, Name)) -> Option<Number> {
         self.entries.get(at).copied()
+    }
+
+    /// Where a number is, from the root on, by the first of its names. `None` if it has none.
+    pub fn path(&self, number: Number) -> Option<PathBuf> {
+        let mut names = Vec::new();
+        let mut at = number;
+        while at != Number::ROOT {
+            let (directory, name) = self.node(at)?.names.first()?;
+            names.push(name.as_os_str());
+            at = *directory;
+        }
+        Some(names.into_iter().rev().collect())
     }
 
     /// Bytes of all files.

@@ -179,7 +179,7 @@ impl Standby {
             };
             match event {
                 Some(FollowEvent::Record(lsn, bytes)) => {
-                    fold(&mut self.image, &mut self.directory, bytes)
+                    fold(&mut self.image, &mut self.directory, bytes, &ground.directory)
                         .with_context(|| format!("record {lsn} of the log"))?;
                     self.logged = if Record::is_state(bytes) { 0 } else { self.logged + bytes.len() as u64 };
                     self.next = lsn.next();
@@ -203,11 +203,17 @@ impl Standby {
 }
 
 /// Folds one record, and carries out what follows.
-fn fold(image: &mut Image, directory: &mut Directory, bytes: &[u8]) -> Result<()> {
+fn fold(image: &mut Image, directory: &mut Directory, bytes: &[u8], at: &Path) -> Result<()> {
     let record = Record::decode(bytes)?;
     let operations: Vec<Operation<'_>> = image.fold(&record)?;
-    directory.carry_out(image, &operations)?;
-    Ok(())
+    match directory.carry_out(image, &operations) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => bail!(
+            "{error}. The files of the log have {} bytes up to here: make room on the disk of --dir {}, and start again",
+            image.size(),
+            at.display(),
+        ),
+        carried_out => Ok(carried_out?),
+    }
 }
 
 /// Why a follow ended.

@@ -1,9 +1,9 @@
-//! A full disk: of a program, whose writes fail and whose syncs do not.
+//! A full disk: of a program, whose writes fail and whose syncs do not, and of a standby, which says so.
 
 use std::process::{Command, Stdio};
 
 use crate::sidecar::Sidecar;
-use crate::{EXEC, Place};
+use crate::{EXEC, KILLED, Place};
 
 const UNSHARE: [&str; 3] = ["--user", "--map-root-user", "--mount"];
 /// A disk of 1 MiB, and how `tailwind-exec` is run on it.
@@ -92,4 +92,36 @@ fn what_was_written_to_a_full_disk_can_be_synced() {
     let script = "run fill.py; run find.py";
     let said = run_on_small_disk(&place, &[("fill.py", FILL), ("find.py", FIND)], script);
     assert_eq!(said, "full\ncode 137\nfound\ncode 0\n");
+}
+
+/// Makes a file that a small disk has room for, and lets it grow beyond that.
+const GROW: &str = r#"
+import os
+
+os.mkdir("volume/folder")
+file = os.open("volume/folder/file", os.O_CREAT | os.O_RDWR)
+for _ in range(2):
+    os.write(file, b"a" * 800_000)
+    os.fsync(file)
+print("grown", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn a_standby_with_a_full_disk_says_so() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(place.run_python(&sidecar, &[], GROW), (KILLED, "grown\n".to_owned()));
+
+    let size = r#"import os; print(os.stat("small/volume/folder/file").st_size)"#;
+    let script = "run size.py; mount -o remount,size=8m small; run size.py";
+    let said = run_on_small_disk(&place, &[("size.py", size)], script);
+    assert_eq!(said, "code 1\n1600000\ncode 0\n");
+    let said = place.read("stderr");
+    let expected =
+        "cannot write to folder/file: No space left on device (os error 28). The files of the log have 1600000 bytes";
+    assert!(said.contains(expected) && said.contains("small/volume, and start again"), "{said}");
 }
