@@ -2,14 +2,19 @@
 //!
 //! Claimed by `life` at the start; `doctor` and dry runs make the same checks.
 
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{AtFlags, FlockOperation, StatxFlags, flock, statx};
+use rustix::fs::{
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, StatxFlags, chmodat, flock, openat,
+    renameat_with, statat, statx, unlinkat,
+};
+use rustix::io::Errno;
 
 use crate::directory::Directory;
 use crate::readiness::{self, Readiness};
@@ -119,33 +124,57 @@ pub(crate) fn check_file_system(directory: &Path) -> Result<&'static str> {
     Ok(name)
 }
 
+/// Folders come up to the top, one after another, before they are emptied: so no path gets too long, however deep they were.
 fn remove_contents(directory: &Path) -> io::Result<()> {
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
+    let top = match fs::File::open(directory) {
+        Ok(top) => top,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_up(&entry.path())?;
-            fs::remove_dir_all(entry.path())?;
-        } else {
-            fs::remove_file(entry.path())?;
+    let mut moved = 0_u64;
+    loop {
+        // What comes up while this is listed may be missing from the list.
+        let entries = list(&top)?;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        for entry in entries {
+            if !is_folder(&top, &entry)? {
+                unlinkat(&top, &entry, AtFlags::empty())?;
+                continue;
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let folder = openat(&top, &entry, flags, Mode::empty())?;
+            for inner in list(&folder)? {
+                if !is_folder(&folder, &inner)? {
+                    unlinkat(&folder, &inner, AtFlags::empty())?;
+                    continue;
+                }
+                loop {
+                    moved += 1;
+                    match renameat_with(&folder, &inner, &top, moved.to_string(), RenameFlags::NOREPLACE) {
+                        Err(Errno::EXIST) => {}
+                        renamed => break renamed?,
+                    }
+                }
+            }
+            unlinkat(&top, &entry, AtFlags::REMOVEDIR)?;
         }
     }
-    Ok(())
 }
 
-/// What a program has made read-only can be removed after this.
-fn open_up(directory: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_up(&entry.path())?;
-        }
+fn list(directory: impl AsFd) -> io::Result<Vec<CString>> {
+    let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
+    let is_inside = |name: &io::Result<CString>| !matches!(name, Ok(name) if [c".", c".."].contains(&name.as_c_str()));
+    names.filter(is_inside).collect()
+}
+
+/// A folder that a program has made read-only can be emptied and moved after this.
+fn is_folder(directory: impl AsFd, name: &CStr) -> io::Result<bool> {
+    let found = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let is_folder = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+    if is_folder {
+        chmodat(&directory, name, Mode::RWXU, AtFlags::empty())?;
     }
-    Ok(())
+    Ok(is_folder)
 }
