@@ -11,7 +11,7 @@ use crate::ranges::Ranges;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 * BLOCK;
-/// What is shorter is read, even if it is a hole: that takes no longer than the questions.
+/// What is shorter is read, even if it is a hole: that takes no longer than the question.
 const HOLE_MIN: u64 = 16 * BLOCK as u64;
 
 /// How a comparison ended.
@@ -63,31 +63,31 @@ impl Plan {
         for (start, end) in ranges.iter() {
             let end = end.min(length);
             let mut at = start;
+            let mut step = HOLE_MIN;
             while at < end {
-                if end - at < HOLE_MIN {
-                    plan.read(at, end);
-                    break;
-                }
-                let Some(data) = seek(file, SeekFrom::Data(at))? else {
-                    // No data up to the end, wherever that is by now: what has been cut off were no zeros.
-                    let size = fs::fstat(file)?.st_size as u64;
-                    if size < length {
-                        plan.cut = Some(size);
-                        return Ok(plan);
+                if end - at >= HOLE_MIN {
+                    let Some(data) = next_data(file, at)? else {
+                        // No data up to the end, wherever that is by now: what has been cut off were no zeros.
+                        let size = fs::fstat(file)?.st_size as u64;
+                        if size < length {
+                            plan.cut = Some(size);
+                            return Ok(plan);
+                        }
+                        plan.parts.push(Part::Hole(at, end));
+                        break;
+                    };
+                    let data = (data / BLOCK as u64 * BLOCK as u64).min(end);
+                    if data - at >= HOLE_MIN {
+                        plan.parts.push(Part::Hole(at, data));
+                        at = data;
+                        step = HOLE_MIN;
                     }
-                    plan.parts.push(Part::Hole(at, end));
-                    break;
-                };
-                let start = (data / BLOCK as u64 * BLOCK as u64).min(end);
-                if start - at >= HOLE_MIN {
-                    plan.parts.push(Part::Hole(at, start));
-                    at = start;
                 }
-                let hole = if data < end { seek(file, SeekFrom::Hole(data))?.unwrap_or(end) } else { end };
-                // A block at least: the data may have gone again.
-                let next = hole.next_multiple_of(BLOCK as u64).max(at + BLOCK as u64).min(end);
+                // The kernel is not asked where the data ends: to say so it walks through all of a file without holes.
+                let next = at + step.min(end - at);
                 plan.read(at, next);
                 at = next;
+                step = (2 * step).min(CHUNK as u64);
             }
         }
         Ok(plan)
@@ -108,11 +108,11 @@ impl Plan {
     }
 }
 
-/// `None` if the file ends before.
-fn seek(file: BorrowedFd<'_>, to: SeekFrom) -> io::Result<Option<u64>> {
+/// Where the next byte is that is in no hole. `None` if there is none before the file's end.
+fn next_data(file: BorrowedFd<'_>, at: u64) -> io::Result<Option<u64>> {
     // The position is nobody else's: whoever opened the file reads at offsets.
-    match fs::seek(file, to) {
-        Ok(at) => Ok(Some(at)),
+    match fs::seek(file, SeekFrom::Data(at)) {
+        Ok(data) => Ok(Some(data)),
         Err(Errno::NXIO) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(plan(&blocks, 1 << 40).size(), 0);
         let at = (1 << 39) + 5;
         file.write_all_at(b"bytes", at).expect("write");
-        assert_eq!(plan(&blocks, 1 << 40).size(), BLOCK as u64);
+        assert_eq!(plan(&blocks, 1 << 40).size(), HOLE_MIN);
 
         // With blocks, of a smaller one.
         let mut comparison = Comparison::new().expect("a seed");

@@ -9,6 +9,7 @@ use tracing::warn;
 
 use super::files::{Effects, File};
 use super::{Refusal, Volume, proc};
+use crate::blocks::BLOCK;
 use crate::compare::{Changed, Compared, Plan};
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
@@ -154,19 +155,21 @@ impl Volume {
             let compared =
                 self.comparison.compare(file.reader.as_fd(), &mut file.blocks, &plan, |offset, changed| {
                     let (bytes, length) = match changed {
-                        Changed::Bytes(bytes) if bytes.iter().all(|&byte| byte == 0) => (None, bytes.len() as u64),
-                        Changed::Bytes(bytes) => (Some(bytes), bytes.len() as u64),
-                        Changed::Zeros(count) => (None, count),
+                        Changed::Bytes(bytes) => (bytes, bytes.len() as u64),
+                        Changed::Zeros(count) => (&[][..], count),
                     };
                     let end = offset + length;
-                    match bytes {
-                        Some(bytes) => {
-                            for (at, bytes) in (offset..).step_by(largest).zip(bytes.chunks(largest)) {
-                                made.push(Record::Data { file: number, offset: at, bytes }.encode());
-                            }
-                        }
-                        None if offset == logged => made.push(Record::Length { file: number, length: end }.encode()),
-                        None => made.push(Record::Zero { file: number, offset, length }.encode()),
+                    // The last blocks may be those of a hole that was too short, or began too late, to be left out.
+                    let used = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+                    let used = used.next_multiple_of(BLOCK).min(bytes.len());
+                    for (at, bytes) in (offset..).step_by(largest).zip(bytes[..used].chunks(largest)) {
+                        made.push(Record::Data { file: number, offset: at, bytes }.encode());
+                    }
+                    let zeros = offset + used as u64;
+                    if zeros < end && zeros >= logged {
+                        made.push(Record::Length { file: number, length: end }.encode());
+                    } else if zeros < end {
+                        made.push(Record::Zero { file: number, offset: zeros, length: end - zeros }.encode());
                     }
                     logged = logged.max(end);
                 })?;
