@@ -3,6 +3,7 @@
 mod baselines;
 mod chain;
 mod cpu;
+pub(crate) mod exec;
 mod floors;
 mod followers;
 mod joining;
@@ -41,6 +42,7 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "followers", about: followers::ABOUT, run: followers::run },
     Definition { name: "joining", about: joining::ABOUT, run: joining::run },
     Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },
+    Definition { name: "exec", about: exec::ABOUT, run: exec::run },
 ];
 
 /// The one of this name.

@@ -42,6 +42,12 @@ pub(crate) fn memory_available_gib() -> f64 {
     kib.unwrap_or(0.0) / f64::from(1 << 20)
 }
 
+/// Whether a folder is on tmpfs.
+pub(crate) fn is_in_memory(folder: &Path) -> bool {
+    const TMPFS: u32 = 0x0102_1994;
+    rustix::fs::statfs(folder).is_ok_and(|found| found.f_type as u32 == TMPFS)
+}
+
 /// Room in a folder, in GiB.
 pub(crate) fn free_gib(folder: &Path) -> f64 {
     let bytes = rustix::fs::statvfs(folder).map_or(0, |found| found.f_bavail * found.f_frsize);

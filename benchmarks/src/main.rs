@@ -69,9 +69,14 @@ fn bench(options: &Options) -> Result<ExitCode> {
     ensure!(options.memory.is_dir(), "{} is not a folder", options.memory.display());
     let mut folders = Vec::new();
     if !options.gate {
-        let results = measure(options, &chosen, &program)?;
-        let folder = options.output(results.are_whole());
-        results.save(&folder.join("benchmarks"))?;
+        let mut results = measure(options, &chosen, &program)?;
+        let folder = options.output(options.update || results.are_whole());
+        let data = folder.join("benchmarks");
+        if options.update {
+            let missing = || format!("{} has no data that could be updated: run ./bench", data.display());
+            results = Results::load(&data)?.with_context(missing)?.updated(results);
+        }
+        results.save(&data)?;
         folders.push(folder);
     }
     let mut code = ExitCode::SUCCESS;
@@ -117,7 +122,7 @@ fn measure(options: &Options, names: &[&str], program: &Path) -> Result<Results>
             count => format!("the first {count} of {} comparisons are in {}", names.len(), raw.display()),
         })?;
         results.comparisons.push(measured);
-        results.comparisons.sort_by_key(|comparison| comparisons::ALL.iter().position(|c| c.name == comparison.name));
+        results.sort();
         results.save(&raw)?;
     }
     progress.finish_and_clear();

@@ -45,6 +45,10 @@ pub(crate) struct Options {
     /// measured goes to docs]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) output: Option<PathBuf>,
+    /// Put what is measured into the pages in docs, or in the folder of --output, in place of the comparisons of these names. The
+    /// pages say how each of them was measured
+    #[arg(long, requires = "only", conflicts_with_all = ["list", "quick", "resume", "render"])]
+    pub(crate) update: bool,
     /// Measure nothing: draw the pages in docs, or in the folder of --output, from the data beside them
     #[arg(long, conflicts_with_all = ["only", "list", "rounds", "quick", "effort", "against"])]
     pub(crate) render: bool,

@@ -1,12 +1,12 @@
 //! What one would take instead of Tailwind: each peer is started from its Debian package, with all its data in memory and
 //! the copies that its answer claims.
 //!
-//! Called by the comparison `peers`. A peer that does not start is named in the report, with the reason.
+//! Called by the comparisons `peers` and `exec`. A peer that does not start is named in the report, with the reason.
 
 mod etcd;
 mod nats;
 mod postgres;
-mod redis;
+pub(crate) mod redis;
 pub(crate) mod wire;
 
 use std::ffi::OsStr;
@@ -47,23 +47,23 @@ pub(crate) const ALL: [Starter; 4] =
     [("Redis", redis::start), ("etcd", etcd::start), ("PostgreSQL", postgres::start), ("NATS JetStream", nats::start)];
 
 /// The processes of a peer and their folder. The processes go first.
-struct Processes {
+pub(crate) struct Processes {
     daemons: Vec<Daemon>,
     folder: TempDir,
 }
 
 impl Processes {
-    fn new(memory: &Path, prefix: &str) -> Result<Processes> {
+    pub(crate) fn new(memory: &Path, prefix: &str) -> Result<Processes> {
         let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(memory);
         let folder = folder.with_context(|| format!("make a folder in {}", memory.display()))?;
         Ok(Processes { daemons: Vec::new(), folder })
     }
 
-    fn path(&self, name: impl AsRef<OsStr>) -> PathBuf {
+    pub(crate) fn path(&self, name: impl AsRef<OsStr>) -> PathBuf {
         self.folder.path().join(name.as_ref())
     }
 
-    fn start(&mut self, name: &str, command: Command) -> Result<()> {
+    pub(crate) fn start(&mut self, name: &str, command: Command) -> Result<()> {
         let mut daemon = Daemon::new(name, self.path(format!("{name}.log")));
         daemon.start(command)?;
         self.daemons.push(daemon);
@@ -84,7 +84,7 @@ impl Processes {
 }
 
 /// A program on the path, or in a folder of its own.
-fn find(name: &str, package: &str, folders: &[PathBuf]) -> Result<PathBuf> {
+pub(crate) fn find(name: &str, package: &str, folders: &[PathBuf]) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = folders.iter().cloned().chain(std::env::split_paths(&path)).map(|folder| folder.join(name));
     let found = found.into_iter().find(|file| file.is_file());
@@ -92,7 +92,7 @@ fn find(name: &str, package: &str, folders: &[PathBuf]) -> Result<PathBuf> {
 }
 
 /// The first line of what a program says of its version.
-fn version(program: &Path, argument: &str) -> String {
+pub(crate) fn version(program: &Path, argument: &str) -> String {
     let output = Command::new(program).arg(argument).output();
     let text = output.map(|out| String::from_utf8_lossy(&out.stdout).into_owned()).unwrap_or_default();
     text.lines().next().unwrap_or_default().trim().to_owned()

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 pub(crate) use draw::draw;
 
-use crate::comparisons::WRITES;
+use crate::comparisons::{WRITES, exec};
 use crate::results::{Comparison, Metric, Results, Sample};
 use crate::statistics::Summary;
 
@@ -74,6 +74,8 @@ pub(crate) enum System {
     Rpc,
     RpcPipelined,
     PolledRing,
+    AloneInMemory,
+    AloneOnDisk,
 }
 
 impl System {
@@ -87,6 +89,8 @@ impl System {
             System::Rpc => "RPC",
             System::RpcPipelined => "RPC, pipelined",
             System::PolledRing => "polled ring",
+            System::AloneInMemory => "alone in memory",
+            System::AloneOnDisk => "alone on a disk",
         }
     }
 
@@ -101,6 +105,8 @@ impl System {
             System::Rpc => "#7a4a12",
             System::RpcPipelined => "#6a4fc0",
             System::PolledRing => "#1b7f8c",
+            System::AloneInMemory => "#8a6d00",
+            System::AloneOnDisk => "#333d4a",
         }
     }
 }
@@ -124,20 +130,47 @@ const SHARES: [(&str, Metric); 4] =
     [("p50", Metric::P50), ("p90", Metric::P90), ("p99", Metric::P99), ("p99.9", Metric::P999)];
 const SHARE_NAMES: &[&str] = &[SHARES[0].0, SHARES[1].0, SHARES[2].0, SHARES[3].0];
 
+/// The percentiles of a case.
+fn shares(comparison: &Comparison, contestant: &str, case: &str) -> Vec<Point> {
+    let point = |(index, (_, metric)): (usize, (&str, Metric))| {
+        let figures = comparison.figures(contestant, case, metric);
+        Some(Point { x: index as f64, y: Summary::of(figures.into_values())? })
+    };
+    SHARES.into_iter().enumerate().filter_map(point).collect()
+}
+
 /// Percentiles of one client that waits for each answer.
 pub(crate) fn one_client(results: &Results) -> Option<Plot> {
     let comparison = results.comparison("peers")?;
-    let point = |contestant: &str, (index, (_, metric)): (usize, (&str, Metric))| {
-        let figures = comparison.figures(contestant, "1 client", metric);
-        Some(Point { x: index as f64, y: Summary::of(figures.into_values())? })
-    };
-    let points = |name| SHARES.into_iter().enumerate().filter_map(|share| point(name, share)).collect();
     plot(Plot {
         name: "latency-of-one-client",
         title: "One append at a time, 128 B",
         x: Axis { title: "share of appends that took no longer", scale: Scale::Named(SHARE_NAMES) },
         y: logarithmic("latency, µs"),
-        lines: PEERS.map(|(system, name)| Line { system, part: None, points: points(name) }).into(),
+        lines: PEERS
+            .map(|(system, name)| Line { system, part: None, points: shares(comparison, name, "1 client") })
+            .into(),
+    })
+}
+
+/// The same of a Redis under `tailwind-exec`, and of one without.
+pub(crate) fn unmodified(results: &Results) -> Option<Plot> {
+    let comparison = results.comparison("exec")?;
+    let ways = [
+        (System::Shm, exec::SHM, None),
+        (System::Tcp, exec::TCP, None),
+        (System::Redis, exec::WAIT, Some(("WAIT 2", Stroke::Solid))),
+        (System::AloneInMemory, exec::MEMORY, None),
+        (System::AloneOnDisk, exec::DISK, None),
+    ];
+    plot(Plot {
+        name: "unmodified-redis",
+        title: "One SET at a time, 128 B, appendfsync always",
+        x: Axis { title: "share of SETs that took no longer", scale: Scale::Named(SHARE_NAMES) },
+        y: logarithmic("latency, µs"),
+        lines: ways
+            .map(|(system, name, part)| Line { system, part, points: shares(comparison, name, exec::ONE_CLIENT) })
+            .into(),
     })
 }
 

@@ -37,6 +37,9 @@ pub(crate) struct About {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Comparison {
     pub(crate) name: String,
+    /// When, where and how, if not with the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) apart: Option<About>,
     /// Share of all processors that others used just before it began, 0 to 1.
     pub(crate) busy_before: f64,
     /// Load average (one minute) at the beginning of each round.
@@ -178,6 +181,22 @@ impl Results {
     /// A comparison by name, if it was run.
     pub(crate) fn comparison(&self, name: &str) -> Option<&Comparison> {
         self.comparisons.iter().find(|comparison| comparison.name == name)
+    }
+
+    /// The comparisons in the order in which they run.
+    pub(crate) fn sort(&mut self) {
+        self.comparisons.sort_by_key(|comparison| comparisons::ALL.iter().position(|c| c.name == comparison.name));
+    }
+
+    /// With the comparisons of a later run in place of those of the same names.
+    pub(crate) fn updated(mut self, later: Results) -> Results {
+        for mut comparison in later.comparisons {
+            comparison.apart = Some(later.about.clone());
+            self.comparisons.retain(|earlier| earlier.name != comparison.name);
+            self.comparisons.push(comparison);
+        }
+        self.sort();
+        self
     }
 
     /// True if nothing was left out or shortened.

@@ -64,7 +64,7 @@ fn wrong_arguments_are_explained() {
     let error = error_of(&["--only", "floor"]);
     assert!(
         error.contains(
-            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, chain, followers, joining, neighbours"
+            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, chain, followers, joining, neighbours, exec"
         ),
         "{error}"
     );

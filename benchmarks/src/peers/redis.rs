@@ -1,4 +1,5 @@
-//! Redis with two replicas: each group of records is followed by `WAIT 2`, which answers once both replicas have it.
+//! Redis with two replicas: each group of records is followed by `WAIT 2`, which answers once both replicas have it. And Redis
+//! alone, for the comparison `exec`: it syncs its file before it answers.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -8,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use tailwind_e2e::processes::process::free_port;
+use tailwind_e2e::wait::poll;
 
 use super::wire::{Protocol, Wire, excerpt, line};
 use super::{Peer, Processes, find, version};
@@ -49,6 +51,55 @@ pub(crate) fn start(memory: &Path) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Redis { _processes: processes, port, version: version(&program, "--version") }))
 }
 
+/// A Redis alone.
+pub(crate) struct Alone {
+    _processes: Processes,
+    pub(crate) port: u16,
+    pub(crate) version: String,
+}
+
+/// What has Redis sync its file before it answers, and rewrite it only when asked.
+pub(crate) const ALWAYS: &[&str] =
+    &["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"];
+
+/// Starts one with its file in this folder.
+pub(crate) fn start_alone(folder: &Path) -> Result<Alone> {
+    let program = find("redis-server", "redis-server", &[])?;
+    let mut processes = Processes::new(folder, "redis-alone-")?;
+    let port = free_port()?;
+    let mut command = Command::new(&program);
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(processes.folder.path());
+    command.args(ALWAYS);
+    processes.start("redis-alone", command)?;
+    processes.wait("Redis serves", || ask(port, "PING\r\n"))?;
+    Ok(Alone { _processes: processes, port, version: version(&program, "--version") })
+}
+
+/// A connection to a Redis whose answer to a SET says that it is in its file.
+pub(crate) fn synced(port: u16) -> Result<Box<dyn Connection>> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).context("connect to Redis")?;
+    Ok(Box::new(Wire::new(stream, Resp { alone: true, ..Resp::default() })?))
+}
+
+/// Has a Redis write its file anew, so that it stays small, and waits for it.
+pub(crate) fn rewrite(port: u16) -> Result<()> {
+    let begun = ask(port, "BGREWRITEAOF\r\n")?;
+    ensure!(begun.starts_with('+'), "Redis answered {}", excerpt(begun.as_bytes()));
+    let over = || {
+        let said = ask(port, "INFO persistence\r\n").ok()?;
+        let idle = ["aof_rewrite_in_progress:0\r", "aof_rewrite_scheduled:0\r"];
+        idle.iter().all(|line| said.contains(line)).then_some(())
+    };
+    poll(super::START, super::LOOK, over).context("Redis still rewrites its file")
+}
+
+/// Bytes of a Redis's file.
+pub(crate) fn file_size(port: u16) -> Result<u64> {
+    let said = ask(port, "INFO persistence\r\n")?;
+    let size = said.lines().find_map(|line| line.strip_prefix("aof_current_size:"));
+    Ok(size.context("Redis has no file")?.trim().parse()?)
+}
+
 fn ask(port: u16, request: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(super::LOOK * 20))?;
@@ -79,6 +130,8 @@ impl Peer for Redis {
 
 #[derive(Default)]
 struct Resp {
+    /// Without `WAIT`.
+    alone: bool,
     key: u32,
     unsealed: usize,
     /// Records before each `WAIT` that is not answered.
@@ -96,6 +149,9 @@ impl Protocol for Resp {
     }
 
     fn seal(&mut self, out: &mut Vec<u8>) {
+        if self.alone {
+            return;
+        }
         self.groups.push_back(std::mem::take(&mut self.unsealed));
         out.extend_from_slice(format!("*3\r\n$4\r\nWAIT\r\n$1\r\n{REPLICAS}\r\n$1\r\n0\r\n").as_bytes());
     }
@@ -107,7 +163,7 @@ impl Protocol for Resp {
     fn decode(&mut self, input: &[u8], _out: &mut Vec<u8>) -> Result<Option<(usize, usize)>> {
         let Some(size) = line(input) else { return Ok(None) };
         match &input[..size - 2] {
-            b"+OK" => Ok(Some((size, 0))),
+            b"+OK" => Ok(Some((size, usize::from(self.alone)))),
             b":2" => Ok(Some((size, self.groups.pop_front().context("more answers than requests")?))),
             other => bail!("Redis answered {}", excerpt(other)),
         }
@@ -117,6 +173,18 @@ impl Protocol for Resp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn alone_each_set_is_answered_by_itself() {
+        let mut resp = Resp { alone: true, ..Resp::default() };
+        let mut out = Vec::new();
+        resp.encode(b"ab", &mut out);
+        let length = out.len();
+        resp.seal(&mut out);
+        assert_eq!((out.len(), resp.groups()), (length, 0));
+        assert_eq!(resp.decode(b"+OK\r\n+OK", &mut Vec::new()).unwrap(), Some((5, 1)));
+        assert!(resp.decode(b"-MISCONF disk\r\n", &mut Vec::new()).is_err());
+    }
 
     #[test]
     fn a_wait_answers_the_records_before_it() {

@@ -4,7 +4,8 @@ use super::format::{cell_text, line, range, wrap};
 use super::gate;
 use super::sections::{self, Section};
 use crate::gate::Gate;
-use crate::results::Results;
+use crate::machine::Machine;
+use crate::results::{About, Results};
 use crate::targets::{Verdict, verdicts};
 
 pub(super) fn text(results: Option<&Results>, gate: Option<&Gate>, sections: &[Section]) -> String {
@@ -73,4 +74,24 @@ fn about(out: &mut String, results: &Results) {
     line!(out, "| memory | {:.1} GiB |", machine.memory_gib);
     line!(out, "| kernel | Linux {} |", machine.kernel);
     line!(out, "| system | {} |", cell_text(&machine.system));
+    for comparison in &results.comparisons {
+        if let Some(apart) = &comparison.apart {
+            line!(out, "| `{}`, apart | {} |", comparison.name, cell_text(&how(apart, machine)));
+        }
+    }
+}
+
+/// How a comparison was measured that was not measured with the rest.
+fn how(apart: &About, machine: &Machine) -> String {
+    let mut text = format!("{}, `{}`", apart.date, apart.command);
+    if !apart.revision.is_empty() {
+        text.push_str(&format!(", commit {}", apart.revision));
+    }
+    if apart.machine != *machine {
+        let Machine { processor, processors, memory_gib, kernel, system } = &apart.machine;
+        text.push_str(&format!(
+            ", on another machine: {processor}, {processors} cores, {memory_gib:.1} GiB, Linux {kernel}, {system}"
+        ));
+    }
+    text
 }

@@ -1,10 +1,10 @@
 //! The sections of the page: a question each, with one plot and a sentence that is made of the figures.
 
 use super::format::{line, number, range, wrap};
-use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS};
+use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS, exec};
 use crate::peers;
 use crate::plots::{self, Plot};
-use crate::results::{Metric, Results};
+use crate::results::{Comparison, Metric, Results};
 use crate::statistics::{Summary, quotients};
 use crate::targets::SHM;
 
@@ -33,6 +33,7 @@ pub(super) fn all(results: &Results) -> Vec<Section> {
         section("Busy backups", plots::neighbours(results), neighbours(results), None),
         section("Failover", plots::failover(results), failover(results), None),
         section("What a record costs", plots::cost(results), cost(results), None),
+        section("Unmodified programs", plots::unmodified(results), unmodified(results), unmodified_table(results)),
     ];
     found.into_iter().flatten().collect()
 }
@@ -121,20 +122,32 @@ fn peers_table(results: &Results) -> Option<String> {
         ("64 clients, records/s", "64 clients", Metric::Rate),
         ("2048 in flight, records/s", "1 client, 2048 in flight", Metric::Rate),
     ];
-    let mut out = String::new();
-    line!(out, "| | {} |\n|---|{}", columns.map(|column| column.0).join(" | "), "---|".repeat(columns.len()));
     let peers = peers::ALL.iter().map(|(peer, _)| *peer);
-    for contestant in [RING_3, SHM_3, TCP_3].into_iter().chain(peers) {
-        let cells = columns.map(|(_, case, metric)| {
-            Summary::of(comparison.figures(contestant, case, metric).into_values())
-                .map(|summary| range(&summary))
-                .unwrap_or_default()
-        });
+    let names =
+        [RING_3, SHM_3, TCP_3].into_iter().chain(peers).map(|name| (name, name.trim_end_matches(", 3 backups")));
+    Some(table(comparison, &columns, names))
+}
+
+/// A line for each contestant with a figure: its name here, and on the page.
+fn table<'a>(
+    comparison: &Comparison,
+    columns: &[(&str, &str, Metric)],
+    contestants: impl Iterator<Item = (&'a str, &'a str)>,
+) -> String {
+    let mut out = String::new();
+    let heads: Vec<&str> = columns.iter().map(|column| column.0).collect();
+    line!(out, "| | {} |\n|---|{}", heads.join(" | "), "---|".repeat(columns.len()));
+    for (contestant, shown) in contestants {
+        let cell = |(_, case, metric): &(&str, &str, Metric)| {
+            let summary = Summary::of(comparison.figures(contestant, case, *metric).into_values());
+            summary.map(|summary| range(&summary)).unwrap_or_default()
+        };
+        let cells: Vec<String> = columns.iter().map(cell).collect();
         if cells.iter().any(|cell| !cell.is_empty()) {
-            line!(out, "| {} | {} |", contestant.trim_end_matches(", 3 backups"), cells.join(" | "));
+            line!(out, "| {shown} | {} |", cells.join(" | "));
         }
     }
-    Some(out)
+    out
 }
 
 fn many_clients(results: &Results) -> Option<String> {
@@ -207,6 +220,45 @@ fn cost(results: &Results) -> Option<String> {
         number(cost(Metric::SidecarUser)? + cost(Metric::SidecarKernel)?),
         number(cost(Metric::BackupsUser)? + cost(Metric::BackupsKernel)?)
     ))
+}
+
+fn unmodified(results: &Results) -> Option<String> {
+    let p50 = |name| median(results, Place("exec", name, exec::ONE_CLIENT, Metric::P50));
+    let takeover = median(results, Place("exec", exec::SHM, exec::TAKEOVER, Metric::FirstAck))?;
+    let mut says = format!(
+        "A Redis that nobody has changed, under `tailwind-exec`: each answer says that the write is in the memory of 3 backups. At \
+         the median a SET takes {} over shared memory and {} over TCP, and {} with two replicas and `WAIT 2`, which loses what its \
+         master alone had begun.",
+        time(p50(exec::SHM)?),
+        time(p50(exec::TCP)?),
+        time(p50(exec::WAIT)?)
+    );
+    if let (Some(memory), Some(disk)) = (p50(exec::MEMORY), p50(exec::DISK)) {
+        let alone = format!(
+            " The same Redis without any copy takes {} with its file in memory, and {} with it on this machine's disk.",
+            time(memory),
+            time(disk)
+        );
+        says.push_str(&alone);
+    }
+    says.push_str(&format!(
+        " When the primary's pod is killed and the file has 100 MiB, the other Redis answers its first write after {} ms: most of \
+         it is Redis reading its file.",
+        number(takeover)
+    ));
+    Some(says)
+}
+
+fn unmodified_table(results: &Results) -> Option<String> {
+    let comparison = results.comparison("exec")?;
+    let columns = [
+        ("Redis, one client, p50, µs", exec::ONE_CLIENT, Metric::P50),
+        ("p99, µs", exec::ONE_CLIENT, Metric::P99),
+        ("50 clients, writes/s", exec::MANY_CLIENTS, Metric::Rate),
+        ("SQLite, commits/s", exec::COMMITS, Metric::Rate),
+    ];
+    let ways = [exec::SHM, exec::TCP, exec::WAIT, exec::MEMORY, exec::DISK];
+    Some(table(comparison, &columns, ways.into_iter().map(|way| (way, way))))
 }
 
 fn followers(results: &Results) -> Option<String> {

@@ -51,6 +51,7 @@ pub(crate) mod example {
         let p50 = |contestant, round, value| sample(contestant, case, None, round, [(Metric::P50, value)].into());
         let floors = Comparison {
             name: "floors".to_owned(),
+            apart: None,
             busy_before: 0.034,
             load: vec![0.5, 1.25],
             contestants: vec![contestant(floor, ""), contestant(ours, "--fabric shm")],
@@ -103,6 +104,25 @@ pub(crate) mod example {
         }
         gate
     }
+}
+
+#[test]
+fn what_was_measured_apart_is_said() {
+    let mut later = example::results();
+    later.about.command = "./bench --only floors --update".to_owned();
+    later.about.date = "2026-05-06 07:08 UTC".to_owned();
+    later.about.machine.kernel = "6.2.0".to_owned();
+    later.comparisons.truncate(1);
+    later.comparisons[0].load = vec![7.0];
+    let updated = example::results().updated(later);
+    let names: Vec<&str> = updated.comparisons.iter().map(|comparison| comparison.name.as_str()).collect();
+    assert_eq!((names, &updated.about), (vec!["floors", "peers"], &example::results().about));
+    assert_eq!(updated.comparison("floors").map(|floors| floors.load.clone()), Some(vec![7.0]));
+    let text = page(&drawn(Some(&updated), None));
+    for wanted in ["| `floors`, apart | 2026-05-06 07:08 UTC, `./bench --only floors --update`", "Linux 6.2.0"] {
+        assert!(text.contains(wanted), "{text}");
+    }
+    assert!(!text.contains("`peers`, apart"), "{text}");
 }
 
 fn drawn(results: Option<&Results>, gate: Option<&Gate>) -> tempfile::TempDir {
