@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS};
+use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS, exec};
 use crate::peers;
 use crate::results::{Metric, Results};
 use crate::statistics::{Summary, quotients};
@@ -67,6 +67,11 @@ const ALONE: &str = "1 client";
 const PIPELINED: &str = "1 client, 2048 in flight";
 const PIPELINED_100: &str = "pipelined, 100 B";
 const CLIENTS_30: &str = "write-only: 30 clients";
+
+/// The median of one client's SETs.
+const fn exec_p50(contestant: &'static str) -> Place {
+    ("exec", contestant, exec::ONE_CLIENT, Metric::P50)
+}
 
 /// Three backups each.
 const TARGETS: &[Target] = &[
@@ -232,6 +237,42 @@ const TARGETS: &[Target] = &[
             ("neighbours", SHM, "neighbours: 0", Metric::P99),
         ),
         bound: Bound::AtMost(1.2),
+    },
+    Target {
+        text: "`tailwind-exec` over `shm`, Redis, one client: at most 0.7 × Redis with WAIT 2",
+        figure: Figure::Quotient(exec_p50(exec::SHM), exec_p50(exec::WAIT)),
+        bound: Bound::AtMost(0.7),
+    },
+    Target {
+        text: "`tailwind-exec` over `shm`, Redis, one client: at most 1.8 × Redis alone in memory",
+        figure: Figure::Quotient(exec_p50(exec::SHM), exec_p50(exec::MEMORY)),
+        bound: Bound::AtMost(1.8),
+    },
+    Target {
+        text: "`tailwind-exec` over `shm`, Redis, one client: at most 0.033 × Redis alone on a disk",
+        figure: Figure::Quotient(exec_p50(exec::SHM), exec_p50(exec::DISK)),
+        bound: Bound::AtMost(1.0 / 30.0),
+    },
+    Target {
+        text: "`tailwind-exec` over `shm`, Redis, 50 clients: at least 0.9 × the rate of Redis alone in memory",
+        figure: Figure::Quotient(
+            ("exec", exec::SHM, exec::MANY_CLIENTS, Metric::Rate),
+            ("exec", exec::MEMORY, exec::MANY_CLIENTS, Metric::Rate),
+        ),
+        bound: Bound::AtLeast(0.9),
+    },
+    Target {
+        text: "`tailwind-exec` over `shm`, file of 100 MiB: the other Redis answers at most 1,000 ms after the kill",
+        figure: Figure::Value(("exec", exec::SHM, exec::TAKEOVER, Metric::FirstAck)),
+        bound: Bound::AtMost(1000.0),
+    },
+    Target {
+        text: "`tailwind-exec` over `shm`, SQLite: at least 20 × the commits of SQLite alone on a disk",
+        figure: Figure::Quotient(
+            ("exec", exec::SHM, exec::COMMITS, Metric::Rate),
+            ("exec", exec::DISK, exec::COMMITS, Metric::Rate),
+        ),
+        bound: Bound::AtLeast(20.0),
     },
 ];
 
