@@ -7,7 +7,8 @@
 //! that state after one, with all syncs that had returned by then. The last state has to be the directory itself, and is where
 //! the next turn begins.
 //!
-//! With the argument `planted` it plays the bugs of `tailwind_exec::planted` instead, each until a case finds it: minutes.
+//! With the argument `planted` it plays the bugs of `tailwind_exec::planted` instead, each until a case finds it: minutes. With
+//! names of bugs behind that, only these; `bugs` lists them.
 //! `TAILWIND_EXEC_CASES` plays so many cases, `TAILWIND_EXEC_SEED` begins with this one.
 
 #![allow(clippy::print_stdout, reason = "it is its own test harness")]
@@ -35,12 +36,14 @@ fn main() -> ExitCode {
             if std::env::args().any(|argument| argument == "--list") {
                 return ExitCode::SUCCESS;
             }
-            let passed = match std::env::args().skip(1).find(|argument| !argument.starts_with('-')).as_deref() {
+            let words: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+            let passed = match words.first().map(String::as_str) {
                 None | Some("programs") => {
                     let cases = number("TAILWIND_EXEC_CASES").unwrap_or(CASES);
                     run("programs_survive_any_power_failure", || clean(cases))
                 }
-                Some("planted") => run("planted_bugs_are_found", planted_bugs),
+                Some("planted") => run("planted_bugs_are_found", || planted_bugs(&words[1..])),
+                Some("bugs") => return list_bugs(),
                 // A filter that is meant for other tests.
                 Some(_) => return ExitCode::SUCCESS,
             };
@@ -121,18 +124,29 @@ fn case(seed: u64, bug: Option<&str>) -> Result<Option<String>, String> {
 
 /// A build without bugs finds none.
 #[cfg(not(feature = "planted-bugs"))]
-fn planted_bugs() -> Result<(), String> {
+fn planted_bugs(_: &[String]) -> Result<(), String> {
     Err("it is built without the feature `planted-bugs`".into())
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn list_bugs() -> ExitCode {
+    ExitCode::FAILURE
+}
+
+#[cfg(feature = "planted-bugs")]
+fn list_bugs() -> ExitCode {
+    tailwind_exec::planted::Bug::ALL.iter().for_each(|bug| println!("{}", bug.name()));
+    ExitCode::SUCCESS
 }
 
 /// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that goes on takes
 /// a hundred.
 #[cfg(feature = "planted-bugs")]
-fn planted_bugs() -> Result<(), String> {
+fn planted_bugs(only: &[String]) -> Result<(), String> {
     const WITHIN: u64 = 3000;
     let mut missed = Vec::new();
-    for bug in tailwind_exec::planted::Bug::ALL {
-        let name = bug.name();
+    let names = tailwind_exec::planted::Bug::ALL.iter().map(|bug| bug.name());
+    for name in names.filter(|name| only.is_empty() || only.iter().any(|only| only == name)) {
         match each(1..1 + WITHIN, Some(name))? {
             None => missed.push(name),
             Some(what) if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_some() => println!("{name}: {what}"),

@@ -159,7 +159,7 @@ impl World {
             58..66 => self.open(random),
             66..72 => self.change_descriptors(random),
             72..75 => self.map(random),
-            75..78 => self.fork(random),
+            75..79 => self.fork(random),
             _ => self.change_names(random),
         }
     }
@@ -457,20 +457,20 @@ fn walk(directory: &Path, see: &mut dyn FnMut(&Path, &std::fs::Metadata)) {
 fn write_with(descriptor: BorrowedFd<'_>, random: &mut Random) {
     let bytes = vec![random.below(255) as u8 + 1; random.below(700) as usize + 1];
     let offset = random.below(LENGTH_MAX - 1000);
-    let result = match random.below(16) {
+    let result = match random.below(18) {
         0..6 => io::write(descriptor, &bytes).map(drop),
         6..9 => io::pwrite(descriptor, &bytes, offset).map(drop),
         9 => io::pwritev(descriptor, &[IoSlice::new(&bytes), IoSlice::new(&bytes)], offset).map(drop),
         // A file that only grows would hide everything behind its end.
         10 => fs::ftruncate(descriptor, if random.one_in(3) { offset / 64 } else { offset }),
         11 => fs::seek(descriptor, SeekFrom::Start(offset)).map(drop),
-        12 => {
+        12 | 16 | 17 => {
             let back = random.below(500);
             let sought = fs::seek(descriptor, SeekFrom::Current(-(back as i64))).map(drop);
-            // Over what it wrote before, to beyond that: its position is not lower than it was.
-            match random.one_in(2) {
-                true => sought.and_then(|()| io::write(descriptor, &vec![bytes[0]; back as usize + 1]).map(drop)),
-                false => sought,
+            // Mostly over what it wrote before, to beyond that: its position is not lower than it was.
+            match random.one_in(4) {
+                true => sought,
+                false => sought.and_then(|()| io::write(descriptor, &vec![bytes[0]; back as usize + 1]).map(drop)),
             }
         }
         13 => fs::seek(descriptor, SeekFrom::End(0)).map(drop),
