@@ -13,7 +13,7 @@ use super::observer::TIMEOUT;
 use crate::workload::Input;
 
 /// Words of the warnings that processes rightly write when others die.
-pub const OUTAGE: [&str; 7] = [
+pub const OUTAGE: [&str; 8] = [
     "primary is gone",
     "no heartbeat",
     "member lost",
@@ -21,6 +21,8 @@ pub const OUTAGE: [&str; 7] = [
     "too few members are left",
     "waiting",
     "stepped down",
+    // A backup that has been started again under its address knows nothing of what an earlier one lent.
+    "the receiver refused the secret",
 ];
 
 /// A client of the primary.

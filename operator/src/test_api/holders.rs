@@ -75,17 +75,12 @@ async fn a_member_leaves_when_the_others_hold_the_log() {
     }
 }
 
-/// As many as an append needs: of two backups, one.
+/// One of two is as many as an append needs; but nobody hurries to remove what is one too many.
 #[tokio::test]
-async fn a_member_leaves_when_enough_of_the_others_hold_the_log() {
-    let Leaving { shop, leaver, holders: [holder, silent], .. } = Leaving::planned().await;
+async fn a_surplus_member_stays_if_one_of_the_others_says_nothing() {
+    let Leaving { shop, holders: [_, silent], .. } = Leaving::planned().await;
     shop.withhold_report(&silent);
-    let observed = shop.look().await;
-    let [removal] = removals(&observed).try_into().unwrap();
-    assert_eq!((&removal.name, removal.licence.holders()), (&leaver, [holder].as_slice()));
-    shop.act(&observed).await.unwrap();
-    shop.cluster.stop_deleted_pods();
-    assert_eq!((shop.pod(&leaver), shop.claim(&leaver)), (None, None));
+    assert!(removals(&shop.look().await).is_empty());
 }
 
 #[tokio::test]
