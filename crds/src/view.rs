@@ -1,7 +1,7 @@
 //! What a sidecar reads of its `ReplicaGroup`, and nothing else.
 //!
-//! A sidecar is as old as its pod, and the operator may be newer: fields that it does not use are not read, and a word
-//! that it does not know concerns only who needs that word. A typed read of the whole object would fail on the first new
+//! A sidecar is as old as its pod, and the operator may be newer: fields that it does not use are not read, and a word that it
+//! does not know concerns only the code that needs that word. A typed read of the whole object would fail on the first new
 //! value of any field, and with it failover.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,7 +25,7 @@ pub struct GroupView {
     pub status: Option<StatusView>,
 }
 
-/// A value that is known here, or whatever else a newer operator has written.
+/// A value that this build knows, or any other value, which a newer operator has written.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Lenient<T> {

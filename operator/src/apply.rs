@@ -34,7 +34,7 @@ use crate::plan::removal::Removal;
 use crate::plan::{Action, Plan, status};
 use crate::secrets::{self, CaSecret};
 
-/// Who writes, as the API server remembers it.
+/// The field manager: the name under which the API server records the operator's writes.
 pub(crate) const MANAGER: &str = "tailwind-operator";
 
 /// Carries out a plan. The first error comes back, when all else is done.
@@ -171,7 +171,7 @@ impl<'a> Executor<'a> {
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 recheck::still_held(&self.context.prober, self.observed, &removal.licence, doing).await?;
                 recheck::still_claimed(&self.api_of(Kind::Claim), self.observed, &removal.licence, doing).await?;
-                // The claim first: it goes when its pod has gone, and no other pod takes it up meanwhile.
+                // The claim first: it is deleted once its pod has gone, and until then no other pod can take it.
                 if let Some(claim) = &removal.claim {
                     self.end_claim(&removal.name, claim).await.doing(doing)?;
                 }
@@ -233,7 +233,7 @@ impl<'a> Executor<'a> {
         let secrets: Api<Secret> = Api::namespaced(self.context.client.clone(), &self.namespace);
         let name = ca_secret(&self.name);
         let now = Timestamp::now();
-        // Read anew at each step: the one before may have changed it.
+        // Read again at each step: the step before may have changed it.
         let secret = secrets.get_opt(&name).await.doing(|| format!("read secret {name}"))?;
         let version = secret.as_ref().and_then(|secret| secret.metadata.resource_version.clone());
         let ca = secret.as_ref().and_then(CaSecret::read);
@@ -287,7 +287,8 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// Made if it was not there, replaced if it was as it was read, and otherwise left to whoever was faster.
+    /// Creates the secret if there was none, and replaces it if it has not changed since it was read. Otherwise another writer
+    /// was faster, and its secret stays.
     async fn write_ca(&self, secrets: &Api<Secret>, ca: &CaSecret) -> Result<(), Error> {
         let name = ca_secret(&self.name);
         let doing = || format!("write secret {name}");

@@ -33,8 +33,8 @@ pub(crate) fn usage(pod: &Pod) -> Option<(&str, Usage)> {
     Some((node, Usage { amounts, host_ports: host_ports(spec).collect() }))
 }
 
-/// The TCP ports of its node that a pod takes, on whatever address: backups listen on all. Init containers other than sidecars
-/// take none for the scheduler.
+/// The TCP ports of its node that a pod takes, on any address: backups listen on all. To the scheduler, init containers other
+/// than sidecars take none.
 pub(crate) fn host_ports(spec: &PodSpec) -> impl Iterator<Item = u16> {
     let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten().filter(is_sidecar));

@@ -68,7 +68,7 @@ pub fn inject_stream(
         let paths = if is_pod { &paths[2..] } else { &paths[..2] };
         let path = paths.iter().find(|path| value.pointer(path).is_some());
         if let Some(pod) = path.and_then(|path| value.pointer_mut(path)) {
-            // A person has chosen this pod: its labels only say which sidecar it needs.
+            // The administrator has chosen this pod: its labels only say which sidecar it needs.
             let labelled = inject::labelled(pod).map_err(|why| anyhow!(why))?;
             let kind = labelled.map_or(SidecarKind::App, |(_, kind)| kind);
             if let Some(why) = inject::refusal(group, kind) {
@@ -104,7 +104,7 @@ pub fn inject(options: &InjectOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What went wrong, for whoever has started the program.
+/// Prints what went wrong, for the user who started the program.
 pub fn complain(error: &anyhow::Error) {
     eprintln!("error: {error:#}");
 }

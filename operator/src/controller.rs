@@ -35,7 +35,7 @@ use crate::wake::Wakes;
 
 /// Reconciles wait so long for the first lists of everything.
 const LISTS_PATIENCE: Duration = Duration::from_secs(20);
-/// A reconcile that takes longer is given up, and begun anew.
+/// A reconcile that takes longer is abandoned and started again.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
 
 /// Why a reconcile has not come to its end.
@@ -119,7 +119,7 @@ async fn reconcile(group: Arc<Group>, context: Arc<Context>) -> Result<Action, R
         Err(_) => Err(ReconcileError::TooSlow),
     };
     if context.cache.groups.get(&at).is_none() {
-        // It has gone meanwhile, and was forgotten before this has ended.
+        // The group was deleted during this reconcile, and forgotten before it ended.
         context.forget(&at);
     }
     let class = result.as_ref().err().map(|failure| failure.class().name());

@@ -40,7 +40,7 @@ pub(crate) enum Class {
     Conflict,
     /// The namespace is being deleted, and the group with it: nothing is wrong, and nothing can be made any more.
     Ending,
-    /// Not allowed, by permissions, quotas or admission: a person must act, and nothing tells of it, so look again every
+    /// Not allowed, by permissions, quotas or admission: an administrator must act, and no event says when, so look again every
     /// minute.
     Refused,
     /// The API server says that what was sent is wrong: a bug, or rules of the cluster.

@@ -1,7 +1,7 @@
 //! Events: what `kubectl describe rg` tells people.
 //!
 //! Called by [`apply`](crate::apply). Events of the same kind about the same group and pod, within six minutes, are one event
-//! with a count, whatever their texts. An event that cannot be written is logged: nothing depends on it.
+//! with a count, even if their texts differ. An event that cannot be written is logged: nothing depends on it.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
@@ -14,7 +14,7 @@ use crate::plan::Notice;
 
 /// The API server takes no longer ones.
 const NOTE_MAX: usize = 1024;
-/// No object has a longer name. What a person asks for may be no name at all.
+/// No object has a longer name, but what a user asks for need not be a name at all.
 const NAME_CHARS_MAX: usize = 253;
 
 pub(crate) async fn publish(recorder: &Recorder, group: &ReplicaGroup, notices: &[Notice]) {

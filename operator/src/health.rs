@@ -34,7 +34,7 @@ impl Readiness {
     }
 }
 
-/// Serves for ever.
+/// Serves until the process ends.
 pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, readiness: Arc<Readiness>) -> anyhow::Result<()> {
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))

@@ -19,7 +19,7 @@ pub struct Installation {
     pub class: Option<String>,
 }
 
-/// Whose group it is.
+/// Which installation a group belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// This installation's.

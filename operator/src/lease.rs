@@ -1,4 +1,4 @@
-//! One writer among several replicas: whoever holds the Lease reconciles, and ends when it does not hold it any more.
+//! One writer among several replicas: the holder of the Lease reconciles, and ends when it no longer holds it.
 //!
 //! Used by [`run`](crate::run). As client-go does it: clocks of different machines are never compared. A holder counts as gone
 //! when its record has not changed for as long as it promised to renew it, measured here. A holder stops earlier than that,

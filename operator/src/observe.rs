@@ -1,8 +1,8 @@
 //! Sees one group and what surrounds it.
 //!
 //! Called by [`controller`](crate::controller), which looks twice. A [`glance`] at what watches have brought tells
-//! whether anything is to be done; it costs the API server nothing. If so, whatever decides about the life of a pod is
-//! [read anew](observe): a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
+//! whether anything is to be done; it costs the API server nothing. If so, everything that decides about the life of a pod is
+//! [read again](observe): a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
 //! them always come from watches; they only show where the scheduler may find room.
 
 use std::time::Instant;

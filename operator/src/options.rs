@@ -89,7 +89,7 @@ pub struct Settings {
     pub sidecar_image: String,
     /// When it is pulled.
     pub image_pull_policy: Option<String>,
-    /// Who chooses users and groups of pods.
+    /// What chooses the users and groups of pods.
     pub platform: Platform,
     /// Keys of taints that say that a node is about to go.
     pub drain_taints: Vec<String>,

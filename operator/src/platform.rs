@@ -1,4 +1,5 @@
-//! What runs the cluster, where that decides who chooses the users of pods. Asked once at the start; a value everywhere else.
+//! The kind of cluster, which decides what chooses the users of pods. Detected once at the start, and passed as a value from
+//! then on.
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 /// API group of OpenShift's SecurityContextConstraints.
 const OPENSHIFT_GROUP: &str = "security.openshift.io";
 
-/// Who chooses users and groups of pods.
+/// What chooses the users and groups of pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {

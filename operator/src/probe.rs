@@ -42,7 +42,7 @@ const TRIES: u32 = 3;
 const TRY_PAUSE: Duration = Duration::from_secs(2);
 /// A reconcile waits so long for a page that it has requested.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
-/// An older answer says nothing any more: a group that is well is looked at, and its pods are asked, three times meanwhile.
+/// An older answer is ignored: within this time a healthy group is looked at, and its pods are asked, three times.
 const ANSWER_AGE_MAX: Duration = Duration::from_secs(90);
 /// Requests under way at a time.
 const REQUESTS_MAX: usize = 32;
@@ -184,7 +184,7 @@ impl Prober {
         join_all(requests).await.into_iter().flatten().collect()
     }
 
-    /// As after a long time: whoever has answered is asked again.
+    /// As after a long time: pods that have answered are asked again.
     #[cfg(test)]
     pub(crate) fn forget(&self) {
         self.responses().retain(|_, known| known.awaited);
@@ -231,7 +231,8 @@ impl Prober {
         }))
     }
 
-    /// Tries again before it says that there is no answer: one that is lost is no news, and the last one stands meanwhile.
+    /// Retries before it reports that there is no answer: a single lost answer means nothing, and until then the last one
+    /// stands.
     async fn fetch_patiently(&self, url: &str, permit: OwnedSemaphorePermit) -> Result<Page, String> {
         let mut permit = permit;
         for _ in 1..TRIES {
@@ -253,7 +254,7 @@ impl CachedResponse {
         CachedResponse { requested: Instant::now(), awaited: false, answered: None, page: None }
     }
 
-    /// A request is under way. One whose task has ended without a word does not count for ever.
+    /// A request is under way. One whose task has ended silently stops counting after a while.
     fn is_awaited(&self) -> bool {
         self.awaited && self.requested.elapsed() < ANSWER_AGE_MAX
     }

@@ -10,7 +10,7 @@ pub fn milli(quantity: &Quantity) -> i128 {
     parse(&quantity.0).unwrap_or(0)
 }
 
-/// Whole bytes, or whatever the unit is.
+/// Whole units: bytes, for example.
 pub fn whole(quantity: &Quantity) -> u64 {
     u64::try_from(milli(quantity) / 1000).unwrap_or(0)
 }

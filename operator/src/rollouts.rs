@@ -1,7 +1,7 @@
 //! Which groups are being updated, of all that the operator manages: at most `--max-concurrent-rollouts` at a time.
 //!
 //! Asked by [`controller`](crate::controller) for each group with outdated backups. Whether a group has begun stands in its
-//! status; this is the sum over all groups, learnt anew by each leader as it looks at every group once. A group that it has not
+//! status; this is the sum over all groups. Each new leader learns it by looking at every group once. A group that it has not
 //! seen yet may have begun, and counts so. One that gets nowhere gives its place back, lest a few of them stop all others. If what
 //! it waited for happens after all, it takes a place, even if that is one too many: then nobody else begins until there are fewer.
 
@@ -53,7 +53,7 @@ impl Rollouts {
         allowed
     }
 
-    /// What was planned for a group. Where one has come to its end, whoever is next is woken.
+    /// Records what was planned for a group. If its update has ended, the next group is woken.
     pub(crate) fn saw(&self, key: &Key, now: Rollout, all: impl Fn() -> Option<BTreeSet<Key>>) {
         let mut groups = self.groups();
         let before = groups.insert(key.clone(), now);

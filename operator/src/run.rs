@@ -32,7 +32,7 @@ use crate::{controller, webhook};
 /// Between two looks for the definition of ReplicaGroup.
 const DEFINITION_WAIT: Duration = Duration::from_secs(5);
 
-/// Runs until a signal ends it. An error is a reason to start anew.
+/// Runs until a signal ends it. After an error the process should be restarted.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let metrics = Arc::new(Metrics::default());
@@ -140,8 +140,8 @@ async fn lead(
     Ok(())
 }
 
-/// Where the chart is uninstalled, the right to do so may go before the operator does. Whoever comes next then waits until the
-/// lease has run out.
+/// When the chart is uninstalled, the permission to do so may be deleted before the operator. The next holder then waits until
+/// the lease has expired.
 async fn give_back(elector: &mut LeaderElector) {
     match elector.release().await {
         Ok(()) => info!("lease released"),

@@ -66,7 +66,7 @@ impl CaSecret {
         Some(CaSecret { current, previous: text(PREVIOUS), resource_version: secret.metadata.resource_version.clone() })
     }
 
-    /// Whom holders of leaves trust.
+    /// The CAs that holders of leaf certificates trust.
     pub(crate) fn bundle(&self) -> String {
         [Some(self.current.certificate.as_str()), self.previous.as_deref()].into_iter().flatten().collect()
     }
@@ -115,7 +115,7 @@ pub(crate) fn facts(group: &ReplicaGroup, secrets: [Option<&Secret>; 4], now: Ti
     }
 }
 
-/// None where anything is missing or does not belong together: then it is made anew.
+/// `None` if anything is missing or does not belong together: then it is recreated.
 fn authority_facts(secret: &Secret) -> Option<Authority> {
     let kept = CaSecret::read(secret)?;
     let current = Certificate::all(kept.current.certificate.as_bytes()).into_iter().next()?;

@@ -19,7 +19,7 @@ use crate::memory::Memories;
 pub(crate) fn digest(group: &Group) -> u64 {
     match &group.0 {
         Ok(group) => digest_of(group),
-        // Whatever it is, it will be another one when it can be read.
+        // Its digest differs from that of any object that can be read.
         Err(invalid) => hash((&invalid.metadata.uid, invalid.metadata.generation, &invalid.error)),
     }
 }

@@ -1,4 +1,4 @@
-//! The webhook that gives app pods their sidecar: who wants one labels their pods, and nobody else's are looked at.
+//! The webhook that gives app pods their sidecar. Users label the pods that want one; other pods are not looked at.
 //!
 //! Run by [`run`](crate::run) on every replica, with the lease and without: [`certificate`] keeps what API servers trust,
 //! [`server`] answers them, [`inject`] is the pure part.
@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::options::{RunOptions, Settings};
 use crate::server_version::ServerVersion;
 
-/// Serves for ever; rests if it is not wanted.
+/// Serves until the process ends; does nothing if it is not wanted.
 pub async fn run(
     client: Client,
     options: &RunOptions,

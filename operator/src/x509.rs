@@ -1,6 +1,6 @@
-//! Reads of a certificate what has to be known to renew it: when it is valid, whose key is in it, who has signed it.
+//! Reads what the renewal of a certificate needs to know: when it is valid, whose key it has, and which CA has signed it.
 //!
-//! Called by [`secrets`](crate::secrets) with what operators before have written, and with whatever people have put there.
+//! Called by [`secrets`](crate::secrets) with what earlier operators have written, or with anything that people have put there.
 //! webpki checks signatures and names; it does not show dates.
 
 use jiff::Timestamp;
@@ -59,7 +59,7 @@ impl Certificate {
         let seconds = u64::try_from(now.as_second()).unwrap_or(0);
         let time = UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
         let algorithms = webpki::ALL_VERIFICATION_ALGS;
-        // Nobody looks at the dates of the CA's own certificate but those who renew it.
+        // Only the renewal looks at the dates of the CA's own certificate.
         [KeyUsage::server_auth(), KeyUsage::client_auth()].into_iter().all(|usage| {
             parsed.verify_for_usage(algorithms, std::slice::from_ref(&anchor), &[], time, usage, None, None).is_ok()
         })

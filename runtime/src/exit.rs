@@ -1,6 +1,6 @@
 //! How the programs of this workspace end: their exit codes, and the error that is a mistake of the command line.
 //!
-//! Every `main` ends with one of these. A process that must not go on, because what it would do next might be wrong, aborts
+//! Every `main` ends with one of these. A process that must not continue, because what it would do next might be wrong, aborts
 //! instead (`SIGABRT`, which shells show as 134).
 
 use std::process::ExitCode;

@@ -37,7 +37,7 @@ impl Histogram {
         self.sum_ns.fetch_add(ns.saturating_mul(things), Ordering::Relaxed);
     }
 
-    /// What it holds now. Counts that arrive meanwhile may be in it without their time.
+    /// What it holds now. Counts that arrive during the call may be in it without their time.
     pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
             counts: std::array::from_fn(|bucket| self.counts[bucket].load(Ordering::Relaxed)),

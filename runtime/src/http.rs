@@ -1,7 +1,7 @@
 //! Serves a router over TCP with bounds on everything: connections, heads, bodies, and how slow a peer may be.
 //!
-//! Every HTTP endpoint is a [`Server`]: axum routes, hyper speaks HTTP/1.1, [`Authentication`] decides who is served, and
-//! `connections` whom to disconnect when the endpoint is full.
+//! Every HTTP endpoint is a [`Server`]: axum routes, hyper speaks HTTP/1.1, [`Authentication`] decides which peers are served,
+//! and `connections` which one to disconnect when the endpoint is full.
 
 mod connections;
 
@@ -92,7 +92,7 @@ impl Default for Limits {
     }
 }
 
-/// Who is served.
+/// Which peers are served.
 #[derive(Clone, Debug)]
 pub enum Authentication {
     /// Everybody: probes and metrics.
@@ -109,12 +109,12 @@ pub trait CheckRequest: Debug + Send + Sync {
     fn refuse(&self, request: &Request, connection: &Connection) -> Option<Response>;
 }
 
-/// Who has shown a certificate.
+/// A peer that has shown a certificate.
 #[derive(Debug)]
 pub struct Peer {
-    /// Whom its connections may displace, and how much it may send.
+    /// Which connections its own may displace, and how much it may send.
     pub standing: Standing,
-    /// What each of its requests carries, for routes that ask who it is from.
+    /// What each of its requests carries, for routes that check the sender.
     pub extensions: Extensions,
 }
 
@@ -123,7 +123,7 @@ pub trait Handshake: Debug + Send + Sync {
     /// For the next connection: certificates may be renewed.
     fn acceptor(&self) -> TlsAcceptor;
 
-    /// Who has shown this certificate.
+    /// The peer that has shown this certificate.
     fn peer(&self, _certificate: &CertificateDer<'_>) -> Peer {
         Peer { standing: Standing::Authenticated, extensions: Extensions::new() }
     }
@@ -174,7 +174,7 @@ pub type Refuse = fn(StatusCode, String) -> Response;
 pub struct Server {
     /// The routes. Bodies reach them whole.
     pub router: Router,
-    /// Who is served.
+    /// Which peers are served.
     pub authentication: Authentication,
     /// Bounds.
     pub limits: Limits,

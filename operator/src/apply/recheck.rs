@@ -19,8 +19,8 @@ use crate::probe::Prober;
 /// Ends the name of the object with which is tried whether a new one would be admitted.
 const TRIAL: &str = "-trial";
 
-/// Whether the log is still as it was when somebody decided to delete a backup pod: a set that has changed meanwhile may need
-/// that pod.
+/// Whether the log is still as it was when the deletion of a backup pod was decided: a set that has changed since may need that
+/// pod.
 pub(super) async fn same_log(
     groups: &Api<ReplicaGroup>,
     name: &str,
@@ -71,8 +71,8 @@ pub(super) async fn still_claimed(
     }
 }
 
-/// Makes an object as it should be. Where the server says that a field cannot be changed, or leaves one as it was, the object is
-/// deleted and made anew; but only for fields that are known to be such, and once the server would admit a new one. Anything
+/// Makes an object as it should be. Where the server says that a field cannot be changed, or leaves one as it was, the object
+/// is deleted and recreated; but only for fields that are known to be such, and once the server would admit a new one. Anything
 /// else that it refuses, an admission policy perhaps, deletes nothing: without its role binding a group could not fail over.
 pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned) -> Result<(), Error> {
     let name = object.name_any();

@@ -27,8 +27,8 @@ const NODES_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a watch has failed. All of a controller's watches share it: were it to grow, a dozen that have expired together,
 /// since the API server was away, would make each other wait for minutes.
 const WATCH_PAUSE: Duration = Duration::from_millis(250);
-/// Seconds after which each watch is begun anew, from where it was. One whose connection is dead, and does not say so, is
-/// noticed then; it costs a request a minute for each of the seven watches, whatever the number of groups.
+/// Seconds after which each watch is restarted from where it was. That detects a connection that has died silently. It costs
+/// one request a minute for each of the seven watches, regardless of the number of groups.
 const WATCH_SECONDS_MAX: u32 = 60;
 /// Interrupted watches are logged at most so often.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ where
             Ok(event) => event,
             Err(error) => return stream::iter(vec![Err(error)]),
         };
-        // What a new list lacks has gone meanwhile.
+        // What a new list lacks was deleted since the last one.
         let before = if matches!(event, Event::InitDone) { store.state() } else { Vec::new() };
         writer.apply_watcher_event(&event);
         applied(&event);

@@ -1,6 +1,6 @@
 //! The PodDisruptionBudget of a group's backups, and when there is none.
 //!
-//! Called by [`plan`](crate::plan). A budget that can never be met keeps a node from being drained for ever, so there is one
+//! Called by [`plan`](crate::plan). A budget that can never be met would keep a node from ever being drained, so there is one
 //! only while there is something to protect, and it asks for no more than can be had: it refuses every eviction only while
 //! the operator itself moves the backups of a node that is drained.
 
@@ -34,13 +34,13 @@ const EVERYBODY: u8 = u8::MAX;
 
 /// How many backups have to stay, if there is to be a budget: none before there is a log.
 ///
-/// All of them while a successor can be filled first: then whoever drains the node is refused until the operator has moved
-/// the backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
+/// All of them while a successor can be filled first: then evictions by a drain are refused until the operator has moved the
+/// backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
 /// drain shall not wait for it; never fewer than appends need. A single backup could then never leave, and has no budget.
 ///
-/// A budget counts every pod that is ready. For each of them that does not prove that it holds the log (`unproved`), one more has to
-/// stay: then, whoever is evicted, as many as appends need are left of those that prove that they hold the log. Nor do fewer stay
-/// than `before`, where that is given.
+/// A budget counts every pod that is ready. For each of them that does not prove that it holds the log (`unproved`), one more
+/// must stay: then, whichever pod is evicted, enough pods for appends are left that prove that they hold the log. Nor do fewer
+/// stay than `before`, where that is given.
 pub(crate) fn stay(group: &ReplicaGroup, exit: Exit, unproved: usize, before: Option<u8>) -> Option<u8> {
     let spec = &group.spec;
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());

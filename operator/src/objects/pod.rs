@@ -313,8 +313,8 @@ fn spread(spec: &ReplicaGroupSpec, name: &str) -> Value {
 
 /// A backup stays on a node that the control plane does not hear: its memory may be well, and the primary may hear it. By
 /// default Kubernetes deletes such pods after five minutes, all members of a rack at once, and their memory and volumes with
-/// them. Who is replaced, and when, is for the operator to decide. A toleration of the group's own for the same taint counts.
-/// <https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions>
+/// them. Only the operator decides which backup is replaced, and when. A toleration of the group's own for the same taint
+/// counts. <https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions>
 fn tolerations(spec: &ReplicaGroupSpec) -> Value {
     let given = &spec.placement.tolerations;
     let missing = NODE_TAINTS.iter().filter(|taint| {

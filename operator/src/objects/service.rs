@@ -1,8 +1,8 @@
 //! The service that follows the primary, and the EndpointSlice with the primary's address.
 //!
-//! Called by [`plan`](crate::plan). The service has no selector: whoever becomes primary writes its own address into the
-//! slice, so that clients follow also while no operator runs. The operator makes the slice, says its ports, and takes out the
-//! address of a pod that is gone, since another pod may be given that address.
+//! Called by [`plan`](crate::plan). The service has no selector: a new primary writes its own address into the slice, so that
+//! clients follow it even while no operator runs. The operator creates the slice, sets its ports, and removes the address of a
+//! pod that is gone, since another pod may be given that address.
 
 use std::net::IpAddr;
 

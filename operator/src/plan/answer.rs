@@ -83,19 +83,19 @@ pub(crate) enum Ready {
     WaitsForBackups(Candidate),
     /// {0}. Bring back the members that are missing, and delete none: see TailwindGroupUnavailable
     WaitsForMembers(Candidate),
-    /// {0}. Bring back what it names, and delete no backup. If that is impossible, a person ends the wait with
+    /// {0}. Bring back what it names, and delete no backup. If that is impossible, an administrator ends the wait with
     /// spec.acceptLossUpTo: {1}/LSN, where LSN is the last record that must be there; later records may be lost ({2}). See
     /// TailwindMemberDamaged
     WaitsForEvidence(Candidate, String, Acked),
     /// {0}. Put status.log back, and delete no backup: see TailwindConfigStoreWentBack
     ConfigStoreEmpty(Candidate),
-    /// {0}. Put the newer status.log back, and delete no backup: see TailwindConfigStoreWentBack. If there is none, a
-    /// person decides where the log ends, as explained there, with spec.acceptLossUpTo: {1}/LSN
+    /// {0}. Put the newer status.log back, and delete no backup: see TailwindConfigStoreWentBack. If there is none, an
+    /// administrator decides where the log ends, as explained there, with spec.acceptLossUpTo: {1}/LSN
     ConfigStoreWentBack(Candidate, String),
 }
 yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_), unknown: Ready::NodeSilent(_) | Ready::NoReport(_));
 
-/// How far the log was, for whoever has to choose an LSN.
+/// How far the log was, for the administrator who has to choose an LSN.
 #[derive(Debug, Default)]
 pub(crate) struct Acked(pub(crate) Option<Positions>);
 
@@ -222,7 +222,7 @@ pub(crate) enum FailoverSafe {
 }
 yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_), unknown: FailoverSafe::NoReport(..) | FailoverSafe::StandbyUnknown(..));
 
-/// Whether no backup keeps a copy for a person to look at. Nothing that runs is the worse for what is in quarantine, so the
+/// Whether no backup keeps a copy that an administrator should examine. What is in quarantine harms nothing that runs, so the
 /// group is not degraded by it.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum QuarantineEmpty {

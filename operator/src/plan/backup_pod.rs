@@ -229,7 +229,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         leave: leaves_node.filter(|_| leaves_at.is_none()),
         leaves_at,
         node_closed: node.is_some_and(|node| is_closed(observed, node)),
-        // One that has worked for a while starts its successors' count anew.
+        // After one that has worked for a while, the count of attempts starts again at 0.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },
         ended: has_ended(pod),
         ends_at: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
@@ -296,7 +296,7 @@ fn health(
     if let Some(since) = node.not_ready_since.filter(|since| now.duration_since(*since) > patience) {
         return failed(PodFailure::NodeNotReady(node_name.to_owned()), since);
     }
-    // For the rest the set knows better than Kubernetes who can be reached.
+    // Beyond that, the set knows better than Kubernetes which members can be reached.
     if member {
         return Health::Alive;
     }

@@ -3,10 +3,10 @@
 //! Called by [`plan`](super) with what [`backup_pod`](super::backup_pod) has read.
 //!
 //! 1. What has failed and is in no set goes, and another takes its place; each failure in a row waits longer.
-//! 2. Whoever works and shall leave (its node is to be emptied, its template is old, there are too many) leaves alone, one at
-//!    a time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where a
-//!    node is free. Where none is, one of an old template leaves when the others are all in the set and enough of them to go on;
-//!    and one whose node is to be emptied stays until it is evicted, which the budget allows.
+//! 2. Working backups that are to leave (the node is being emptied, the template is old, there are too many) leave one at a
+//!    time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where a
+//!    node is free. Where none is, one of an old template leaves when the others are all in the set and enough for appends to
+//!    continue; and one whose node is to be emptied stays until it is evicted, which the budget allows.
 //! 3. What is missing is made. A member whose pod or node is dead counts as missing, and stays until the set has let it go.
 //!
 //! A pod is removed only with a [`Licence`](super::licence::Licence): the proof that it does not hold what nobody else does. What
@@ -183,7 +183,8 @@ impl<'a> Planner<'a> {
         let claim = backup.claim.as_ref().filter(|claim| claim.is_kept());
         let failed = matches!(reason, RemovalReason::Failed(_));
         let mut licence = licence(self.state, backup, &self.plan.removals);
-        // Who leaves leaves for good: with what is on its disk. What keeps failing may do better with another one.
+        // A backup that leaves leaves for good, with what is on its disk. One that keeps failing may do better with another
+        // disk.
         if let (Some(claim), Ok(found)) = (claim, &licence)
             && !found.covers(claim)
         {
@@ -257,7 +258,7 @@ impl<'a> Planner<'a> {
         match next.min_by_key(|(backup, why)| (!matches!(why, Leave::Drained(_)), &backup.name)) {
             Some((backup, why)) => self.replace(backup, why),
             None => {
-                // Whatever else keeps members on cordoned nodes is told by other conditions.
+                // Other conditions report everything else that keeps members on cordoned nodes.
                 if self.has_primary && self.plan.survey.free.is_empty() {
                     let first = leaving.first();
                     self.plan.stays = first.map(|(backup, why)| self.no_node(backup, (*why).clone()));
@@ -379,7 +380,7 @@ impl<'a> Planner<'a> {
 
     /// More than wanted, and nobody else on the move: a group that was made smaller, or a move that is no longer needed.
     fn shrink(&mut self) {
-        // Who is stuck stays until others hold the log in its place.
+        // A stuck backup stays until others hold the log in its place.
         let spares_stuck = self.holders() < self.wanted;
         let stays = |backup: &BackupPod| backup.member || spares_stuck && backup.is_stuck();
         let outsiders = |backup: &&&BackupPod| !stays(backup);
@@ -457,7 +458,7 @@ impl<'a> Planner<'a> {
 
         self.plan.unplaced =
             self.plan.creations.len() + self.alive.iter().filter(|backup| backup.node.is_none()).count();
-        // Whoever takes the place of a member on its way out is recruited beside it.
+        // The successor of a leaving member is recruited while that member is still in the set.
         if self.surge || self.has_leaving_member() {
             self.plan.members_wanted = (self.plan.members_wanted + 1).min(MEMBERS_MAX);
         }

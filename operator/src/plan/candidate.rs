@@ -21,8 +21,8 @@ pub(crate) struct Candidate {
     pub(crate) why: String,
 }
 
-/// The candidate that the group waits with, if there is no primary. Whoever has claimed the epoch comes first; of others the
-/// one that needs a person most.
+/// The candidate that the group's status shows if there is no primary. A candidate that has claimed the epoch comes first; then
+/// the one that most needs an administrator.
 pub(crate) fn candidate(state: &GroupState<'_>) -> Option<Candidate> {
     let waiting = state.observed.app.iter().filter_map(|pod| {
         let (pod, report) = state.observed.sidecars.get_key_value(&pod.name_any())?;
@@ -37,7 +37,7 @@ pub(crate) fn candidate(state: &GroupState<'_>) -> Option<Candidate> {
     waiting.into_iter().max_by_key(|candidate| candidate.what).filter(|_| !may_lead(state))
 }
 
-/// Whether it is worth a look soon who waits, or whether appends still do. Nobody does while the group is fenced.
+/// Whether to look again soon at who waits, or whether appends still wait. While the group is fenced, nothing waits.
 pub(crate) fn may_be(state: &GroupState<'_>) -> bool {
     if state.observed.group.spec.fenced {
         return false;

@@ -14,7 +14,7 @@ use crate::observed::{Authority, CertificateFacts, Certificates, Leaf};
 /// Kubelets bring a changed secret to pods within two minutes or so; sidecars and backups look again after that.
 const SPREAD: SignedDuration = SignedDuration::from_mins(10);
 
-/// Whose certificate.
+/// The processes that a certificate is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub enum CertificateRole {
     /// sidecars'

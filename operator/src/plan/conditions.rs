@@ -25,7 +25,7 @@ use super::rollout::Rollout;
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
 use crate::observed::{Observed, has_sidecar};
 
-/// From here on a person should trim the log or enlarge the volume.
+/// Above this the status advises to trim the log or enlarge the volume.
 const NEARLY_FULL_PERCENT: u64 = 80;
 
 pub(crate) fn all(

@@ -137,7 +137,7 @@ impl Licence {
     /// Looks once more, with newer reports of those that it rests on.
     ///
     /// # Errors
-    /// Who does not prove it any more, for people.
+    /// Which backup no longer proves it, as text for people.
     pub(crate) fn holds_still(
         &self,
         log: Option<&LogStatus>,

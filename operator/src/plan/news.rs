@@ -17,9 +17,9 @@ use crate::observed::Observed;
 pub(crate) enum News {
     /// Nothing is to be done, and the status is as it was.
     Nothing,
-    /// Positions, how far readers are, and other words about the same pods and nodes, for the same reasons. They move with each
-    /// append, with whatever other pods ask for, and from one refusal to the next. Every sidecar watches the object that a
-    /// status is a part of, so they are written together, after a pause.
+    /// Positions, how far readers are, and other words about the same pods and nodes, for the same reasons. They change with
+    /// each append, with what other pods request, and from one refusal to the next. Every sidecar watches the object that
+    /// contains the status, so they are written together, after a pause.
     Figures,
     /// Texts about other pods or nodes than before. They are for people alone.
     Texts,
@@ -73,7 +73,7 @@ struct Remark {
 }
 
 impl Remark {
-    /// What it is about: of its text only the names, in their order.
+    /// The objects that a text names, in order; the rest of the text is ignored.
     fn subjects(self, names: &BTreeSet<&str>) -> Remark {
         let named = |text: String| {
             let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '.'));

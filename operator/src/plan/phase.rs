@@ -29,7 +29,7 @@ pub(crate) enum PhaseReason {
     Paused,
     /// spec.fenced is true: nobody may append until it is false
     Fenced,
-    /// spec.hibernate is true: the log is on {0}. Set it to false to go on
+    /// spec.hibernate is true: the log is on {0}. Set it to false to resume
     Hibernates(Count),
     /// spec.hibernate is true, and disks are claimed for only {claims} of {members} members, fewer than minInSync {floor}:
     /// look for the others, or restore them, before you set it to false

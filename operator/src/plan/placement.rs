@@ -94,7 +94,7 @@ impl Survey {
     }
 }
 
-/// One clause for each node, so that a person sees what to change.
+/// One clause for each node, so that an administrator sees what to change.
 impl fmt::Display for Survey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(refusal) = &self.refusal {

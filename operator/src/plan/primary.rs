@@ -47,7 +47,7 @@ fn is_lost(observed: &Observed, pod: &Pod) -> bool {
     ends && is_silent() && !planted::has(Bug::LostPrimaryLeads)
 }
 
-/// Whether whoever is named as primary works as one.
+/// Whether the sidecar that is named as primary works as one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Leading<'a> {
     /// Nobody is named, or its pod is gone.

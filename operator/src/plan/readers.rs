@@ -33,8 +33,8 @@ fn may_read(observed: &Observed) -> bool {
     observed.group.spec.reads == Reads::Enabled
 }
 
-/// How many of them the status shows as stale; all where nobody may read: whoever left them running should know. Nothing where
-/// there are no readers.
+/// How many readers the status shows as stale. Where reading is disabled these are all of them, so that their owner notices
+/// that they still run. `None` if there are no readers.
 pub(crate) fn stale(observed: &Observed) -> Option<u64> {
     let stale = match may_read(observed) {
         true => readers(observed).iter().filter(|reader| reader.stale).count(),

@@ -115,7 +115,7 @@ impl Replacement {
     }
 }
 
-/// What a person can do for a pod that cannot leave.
+/// What an administrator can do about a pod that cannot leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub(crate) enum Advice {
     /// free or add a node

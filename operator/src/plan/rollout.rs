@@ -28,8 +28,8 @@ pub enum Rollout {
     Begins,
     /// Backups are being replaced, until all are current.
     Underway,
-    /// The same, and it gets nowhere: others need not wait for it. What is under way goes on as soon as it can; before the next
-    /// backup is replaced, the group waits for its turn again.
+    /// The same, and it gets nowhere: others need not wait for it. The replacement under way resumes as soon as it can; before
+    /// the next backup is replaced, the group waits for its turn again.
     Stalled,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
         }
         plan = backups::decide(&state.if_not_updating());
     }
-    // A group that could not move a backup now would keep the others waiting, perhaps for ever.
+    // A group that could not move a backup now would keep the others waiting, perhaps indefinitely.
     let replacement = backups::decide(&state.if_updating()).replacement;
     if let Some(blocked) = replacement.filter(Replacement::is_blocked) {
         plan.replacement.get_or_insert(blocked);

@@ -46,8 +46,8 @@ pub(crate) fn status(
     }
 }
 
-/// The status of a group whose spec cannot be followed: all is left as it is, but for the message, and for where backups are:
-/// a sidecar finds them by that, whatever is wrong with the spec.
+/// The status of a group whose spec cannot be followed. Only the message and the backups' addresses are updated: sidecars find
+/// the backups by them, even while the spec is wrong.
 pub(crate) fn invalid(state: &GroupState<'_>, problems: &[Problem]) -> ReplicaGroupStatus {
     let text = problems.iter().map(Problem::to_string).collect::<Vec<_>>().join(". ");
     let mut before = state.before().cloned().unwrap_or_default();

@@ -1,5 +1,6 @@
-//! A change of primary while the primary's sidecar is well: one that a person asks for by an annotation, checked, handed to the
-//! sidecars, and taken away when done; or one that the primary's pod needs, since its app cannot run or it is about to end.
+//! A change of primary while the primary's sidecar is well. Either a user requests it by an annotation, which is checked,
+//! handed to the sidecars, and removed when done; or the primary's pod needs it, since its app cannot run or it is about to
+//! end.
 //!
 //! Called by [`plan`](super). The sidecar that is named does the work, and only from the epoch that was seen.
 
@@ -75,7 +76,7 @@ fn handover_reason(observed: &Observed, primary: &Pod) -> Option<HandoverReason>
         status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
     });
     let (sidecar, app): (Vec<_>, Vec<_>) = statuses.partition(|container| container.name == SIDECAR_CONTAINER);
-    // Without its sidecar the pod is primary no longer, and who takes over is not the operator's to say.
+    // Without its sidecar the pod is no longer primary, and the operator does not choose which sidecar takes over.
     if sidecar.into_iter().any(|container| waits(container).is_some()) {
         return None;
     }

@@ -12,7 +12,7 @@ use crate::objects::pod::shape;
 use crate::observed::Observed;
 use crate::quantity;
 
-/// A problem, for the person who wrote the spec.
+/// A problem, for the author of the spec.
 #[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
 pub(crate) enum Problem {
     /// {0}

@@ -230,7 +230,7 @@ async fn a_members_disk_outlives_the_deletion_of_its_pod() {
     assert_eq!((shop.backups(), shop.claim(&backup)), (vec![backup.clone()], Some(claim)));
 }
 
-/// An app has started meanwhile, and writes its log to both.
+/// An app has started since the plan was made, and writes its log to both.
 #[tokio::test]
 async fn a_pod_and_its_claim_stay_if_the_log_has_changed() {
     let (shop, backups) = one_too_many("Delete").await;

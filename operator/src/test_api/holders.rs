@@ -113,7 +113,7 @@ async fn a_member_stays_if_a_holder_cannot_be_read_by_now() {
     leaving.assert_kept(&format!("{first} does not report: no answer: Connection refused")).await;
 }
 
-/// Its pod is another one of its name, with nothing in its memory. Who has its old address?
+/// The holder's pod was replaced by another one of its name, with nothing in memory. Another pod may have its old address.
 #[tokio::test]
 async fn a_member_stays_if_a_holder_is_another_pod_by_now() {
     let leaving = Leaving::planned().await;

@@ -115,7 +115,8 @@ fn a_pod_that_is_done_does_not_wait_for_a_native_sidecar() {
     assert_eq!(life[app + 1..], [Step::Stop(vec![SIDECAR_CONTAINER.to_owned()])]);
 }
 
-/// Without native sidecars it starts and ends with the app: who uses it waits for its socket, and an init container has none.
+/// Without native sidecars it starts and ends with the app: containers that use it wait for its socket, and init containers get
+/// none.
 #[test]
 fn before_native_sidecars_no_init_container_is_given_the_socket() {
     let pod = injected("1.28", "Always");

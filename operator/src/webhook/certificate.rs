@@ -1,8 +1,8 @@
 //! The webhook's certificate: kept in a secret of the operator's namespace, served by every replica, trusted by API servers.
 //!
-//! Run by [`webhook`](super) on every replica. Whoever comes first makes it, by a write that names the version it has read;
-//! the others take what is there. The configuration is written before the certificate is served, and for a while trusts both the
-//! new CA and the one before.
+//! Run by [`webhook`](super) on every replica. The first replica creates it, by a write that names the version that it has
+//! read; the others take what is there. The configuration is written before the certificate is served, and for a while trusts
+//! both the new CA and the one before.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -92,7 +92,7 @@ impl CertificateRotator {
         }
     }
 
-    /// Runs for ever.
+    /// Runs until the process ends.
     pub async fn run(self) -> Infallible {
         loop {
             let wait = match self.look().await {
@@ -187,7 +187,7 @@ impl CertificateRotator {
         Ok(material)
     }
 
-    /// Tells API servers whom to trust.
+    /// Tells API servers which CAs to trust.
     async fn write_bundle(&self, material: &Material) -> anyhow::Result<()> {
         let doing = || format!("MutatingWebhookConfiguration {}", self.configuration);
         let configuration = self.configurations.get(&self.configuration).await.with_context(doing)?;

@@ -39,13 +39,13 @@ pub enum SidecarKind {
     Reader,
 }
 
-/// The group and the sidecar that a pod wants; none if it brings its own. The error is for whoever makes the pod.
+/// The group and the sidecar that a pod wants; none if it brings its own. The error is for the user who creates the pod.
 pub fn wanted(pod: &Value) -> Result<Option<(&str, SidecarKind)>, String> {
     let brings_its_own = pod["metadata"]["annotations"][ANNOTATION_INJECT].as_str() == Some("false");
     if brings_its_own { Ok(None) } else { labelled(pod) }
 }
 
-/// The group and the sidecar that a pod's labels speak of. The error is for whoever makes the pod.
+/// The group and the sidecar that a pod's labels name. The error is for the user who creates the pod.
 pub fn labelled(pod: &Value) -> Result<Option<(&str, SidecarKind)>, String> {
     let label = |label: &str| pod["metadata"]["labels"][label].as_str();
     match (label(LABEL_GROUP), label(LABEL_READS)) {
@@ -59,7 +59,7 @@ pub fn labelled(pod: &Value) -> Result<Option<(&str, SidecarKind)>, String> {
     }
 }
 
-/// Why this group gives no sidecar of this kind, for whoever makes the pod.
+/// Why this group gives no sidecar of this kind, for the user who creates the pod.
 pub fn refusal(group: &ReplicaGroup, kind: SidecarKind) -> Option<String> {
     let is_refused = kind == SidecarKind::Reader && group.spec.reads == Reads::Disabled;
     is_refused.then(|| {
@@ -135,7 +135,8 @@ pub fn inject(
     pod
 }
 
-/// What the person who makes the pod should know. API servers may cut a warning off after 256 characters, so advice comes first.
+/// What the user who creates the pod should know. API servers may cut a warning off after 256 characters, so advice comes
+/// first.
 pub fn warnings(pod: &Value, group: &ReplicaGroup, kind: SidecarKind) -> Vec<String> {
     let mut warnings = Vec::new();
     let with_token = with_token(pod);

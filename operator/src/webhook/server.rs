@@ -1,4 +1,5 @@
-//! Answers API servers over TLS: a pod that wants a sidecar gets one, and who makes a pod that cannot have one is told why.
+//! Answers API servers over TLS: a pod that wants a sidecar gets one, and the creator of a pod that cannot have one is told
+//! why.
 //!
 //! Run by [`webhook`](super). Each answer reads the pod's group, since the device that it asks for stands there.
 
@@ -49,7 +50,7 @@ pub struct Webhook {
     pub client: Client,
     /// The sidecar's image.
     pub settings: Settings,
-    /// Whose pods get one.
+    /// The installation whose groups' pods get a sidecar.
     pub installation: Installation,
     /// Whether it can be a native one.
     pub version: ServerVersion,
@@ -57,7 +58,7 @@ pub struct Webhook {
     pub metrics: Arc<Metrics>,
 }
 
-/// Serves for ever.
+/// Serves until the process ends.
 pub async fn serve(address: SocketAddr, webhook: Webhook, certificate: Arc<ServingCertificate>) -> anyhow::Result<()> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
@@ -110,7 +111,7 @@ enum Admitted {
 }
 
 impl Webhook {
-    /// The error is for the person who makes the pod: without its sidecar it would start and never work.
+    /// The error is for the user who creates the pod: without its sidecar it would start and never work.
     async fn decide(&self, request: &Value) -> Result<Admitted, String> {
         let pod = &request["object"];
         let Some((name, kind)) = inject::wanted(pod)? else { return Ok(Admitted::Unchanged { warning: None }) };

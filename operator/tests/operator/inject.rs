@@ -1,6 +1,5 @@
 //! Pods with their sidecar, as the webhook and `tailwind-operator inject` make them. Each file in `tests/injections` opens
-//! with prose, then has a group, then pods; what follows `# ---- injected` is the result. `UPDATE_GOLDENFILES=1` writes it
-//! anew.
+//! with prose, then has a group, then pods; what follows `# ---- injected` is the result. `UPDATE_GOLDENFILES=1` rewrites it.
 
 use std::fs;
 use std::path::Path;

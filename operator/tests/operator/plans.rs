@@ -1,5 +1,5 @@
 //! Plans by example: what was observed, and what is planned. Each file in `tests/plans` opens with prose, then says what
-//! there is, then what follows. `UPDATE_GOLDENFILES=1` writes the latter anew; read it before you keep it.
+//! there is, then what follows. `UPDATE_GOLDENFILES=1` rewrites the latter; read it before you keep it.
 
 use std::fmt::Write;
 use std::fs;

@@ -64,7 +64,7 @@ struct Begin {
     min_in_sync: Option<u8>,
     pods: Vec<Start>,
     cordoned: Vec<bool>,
-    /// Whoever cordoned those nodes evicts what is on them, as far as the budget lets them.
+    /// The administrator who cordoned those nodes also drains them: evicts what is on them, as far as the budget allows.
     drained: bool,
     has_primary: bool,
     /// Some admission refuses every pod.
@@ -117,7 +117,7 @@ fn begin() -> impl Strategy<Value = Begin> {
         .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
-            // Nobody is in a set who has never run, unless an earlier pod of the name has.
+            // A pod that has never run is in no set, unless an earlier pod of its name has run.
             pods: pods
                 .into_iter()
                 .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
@@ -150,8 +150,8 @@ struct World {
     absent: Vec<NodeFacts>,
     /// Where disks are that are on one node.
     disks: Option<BTreeMap<String, String>>,
-    /// A member's pod was deleted while its node was cordoned, and its disk is on that node: until a person uncordons it, nobody
-    /// reads that disk. It may be the only copy.
+    /// A member's pod was deleted while its node was cordoned, and its disk is on that node: until an administrator uncordons
+    /// it, nobody reads that disk. It may be the only copy.
     stranded: bool,
     /// The operator has asked nobody yet.
     has_restarted: bool,
@@ -372,8 +372,8 @@ impl World {
         self.observed.objects.retain(|other| other.kind != owned.kind || other.object.metadata.name != *name);
     }
 
-    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are ready and in the set, as
-    /// their gates say, whatever they hold; and lets others go only while it is met.
+    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are ready and, by their
+    /// gates, in the set, regardless of what they hold; and lets others go only while it is met.
     fn evict(&mut self) {
         let budget = |world: &World| {
             let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
@@ -547,8 +547,8 @@ impl World {
         self.observed.now += jiff::SignedDuration::from_secs(60);
     }
 
-    /// The primary: repairs what a member lacks and another has, lets go whoever is dead or somebody new as long as enough are
-    /// left, then takes one in that is ready.
+    /// The primary: repairs what a member lacks and another has, drops members that are dead or were replaced as long as enough
+    /// are left, then takes in one that is ready.
     fn lead(&mut self) {
         if self.observed.app.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return;
@@ -667,7 +667,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     let mut world = World::new(begin);
     let wanted = usize::from(begin.backups);
     let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
-    // Then a successor is always filled before anybody leaves, whoever it is that drains.
+    // Then a successor is always filled before a backup leaves, no matter who drains the node.
     let always_whole =
         !begin.recreated && begin.has_primary && !begin.lost && free > wanted && world.holders().len() >= wanted;
     let mut quiet = 0;
@@ -688,7 +688,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
         let more_happens = begin.recreated && round < 8 || begin.restarts.is_some_and(|at| round <= at);
         quiet = if acted || more_happens || world.observed.group.status != before { 0 } else { quiet + 1 };
-        // Longer than any patience that is measured in rounds of a minute. What is refused is tried again for ever.
+        // Longer than any patience that is measured in rounds of a minute. What is refused is retried without end.
         if quiet > 6 || begin.refuses && round > 40 {
             break;
         }
@@ -754,7 +754,7 @@ proptest! {
     }
 }
 
-/// Worlds in which a drain meets nothing else that could keep it from going on.
+/// Worlds in which nothing else could hold up a drain.
 fn only_drained(begin: Begin) -> Begin {
     let well = |pod: Start| Start { state: 3, lacks: 0, quarantined: 0, emptied: false, silent: false, ..pod };
     let pods = begin.pods.into_iter().map(well).collect();

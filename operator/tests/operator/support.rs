@@ -161,7 +161,7 @@ struct Claim {
     attempt: u32,
     /// Long before any pod if not given.
     age_minutes: Option<i64>,
-    /// It goes with the group, whatever the spec says now.
+    /// It is deleted with the group, even if the spec now says otherwise.
     #[serde(default)]
     owned: bool,
 }

@@ -154,7 +154,7 @@ impl Connection {
         self.local
     }
 
-    /// The peer has shown who it is: those of another standing no longer displace it.
+    /// The peer has authenticated: connections of another standing no longer displace it.
     pub fn authenticate(&self, standing: Standing) {
         let mut state = self.connections.lock();
         let entry = state.entries.get(&self.id).filter(|entry| entry.standing != standing);
