@@ -53,7 +53,7 @@ impl Blocks {
         self.length
     }
 
-    /// The log has the file cut. A block that is cut through loses its hash: its bytes are compared anew, and are different.
+    /// The log has the file cut. A block that is cut through loses its hash: its bytes are compared again, and are different.
     pub fn cut(&mut self, length: u64) {
         assert!(length <= self.length, "a file is cut to more than it has");
         self.length = length;

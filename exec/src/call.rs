@@ -18,7 +18,7 @@ impl fmt::Display for Thread {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Descriptor(pub i32);
 
-/// What a stopped call does to files. Those that bring something about go on; those that confirm something are answered.
+/// What a stopped call does to files. Calls that change something continue; calls that confirm something are answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
     /// `fsync`, `fdatasync`: answered once the file is in the log.

@@ -110,7 +110,7 @@ impl Plan {
 
 /// Where the next byte is that is in no hole. `None` if there is none before the file's end.
 fn next_data(file: BorrowedFd<'_>, at: u64) -> io::Result<Option<u64>> {
-    // The position is nobody else's: whoever opened the file reads at offsets.
+    // No other code uses the position: the opener of the file reads at offsets.
     match fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => Ok(Some(data)),
         Err(Errno::NXIO) => Ok(None),
@@ -241,7 +241,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// A copy that takes what has changed, and nothing else, is equal to the file, whatever holes that has.
+        /// A copy that takes what has changed, and nothing else, is equal to the file, wherever that has holes.
         #[test]
         fn a_copy_becomes_equal_without_holes_being_read(
             rounds in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..6),

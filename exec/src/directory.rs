@@ -29,7 +29,7 @@ pub struct Directory {
     stage: OwnedFd,
     /// Each directory that has a number.
     directories: HashMap<Number, OwnedFd>,
-    /// The file that was written to last: most records go on with the one before.
+    /// The file that was written to last: most records continue the one before.
     open: Option<(Number, OwnedFd)>,
     hashes: HashMap<Number, Hashes>,
     stale: u64,
@@ -50,7 +50,7 @@ pub struct Left {
     pub directories: HashMap<Number, OwnedFd>,
     /// The hashes of each file, under the seed of `comparison`.
     pub blocks: HashMap<Number, Blocks>,
-    /// Of which the seed is.
+    /// The comparison that the seed belongs to.
     pub comparison: Comparison,
 }
 
@@ -212,7 +212,7 @@ impl Directory {
     /// record.
     pub fn finish(mut self, image: &Image) -> io::Result<Left> {
         self.hash(image)?;
-        // Whoever may not enter a directory cannot set the modes in it: those furthest down come first.
+        // The modes in a directory cannot be set once it may not be entered: the deepest come first.
         let mut modes: Vec<_> = image.nodes().filter(|(number, _)| *number != Number::ROOT).collect();
         modes.sort_by_key(|(number, _)| std::cmp::Reverse(depth(image, *number)));
         for (_, node) in modes {

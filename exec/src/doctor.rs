@@ -88,7 +88,7 @@ pub fn examine(directory: &Path, files_max: usize, child: impl Fn(&Path) -> Comm
         Ok((mut started, listener)) => {
             findings.push(Finding { check, result: Ok(wake_up(&listener).to_owned()) });
             findings.push(Finding { check: "/proc", result: look(&listener) });
-            // It may wait for ever for an answer.
+            // It may wait indefinitely for an answer.
             let _ = started.kill();
             let _ = started.wait();
         }
@@ -217,7 +217,7 @@ impl Place {
         Ok(format!("{name}, and no mount of its own"))
     }
 
-    /// Follows a child, and makes its directory anew from what would have gone to the log.
+    /// Follows a child, and rebuilds its directory from what would have gone to the log.
     fn try_out(&self, child: impl Fn(&Path) -> Command) -> Result<String> {
         let began = Instant::now();
         fs::remove_dir_all(&self.volume)?;

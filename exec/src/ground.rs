@@ -109,7 +109,7 @@ pub(crate) fn check_mount(directory: &Path, parent: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whose files and inodes behave as POSIX says, and tell by inotify what happens to them.
+/// Checks that files and inodes of this file system behave as POSIX says, and that inotify reports what happens to them.
 pub(crate) fn check_file_system(directory: &Path) -> Result<&'static str> {
     const KNOWN: [(u32, &str); 4] =
         [(0x0102_1994, "tmpfs"), (0xef53, "ext4"), (0x5846_5342, "xfs"), (0x9123_683e, "btrfs")];

@@ -29,7 +29,7 @@ const BARRIERS: u32 = 6;
 /// A new primary waits so much longer than its own lease: clocks of two hosts may differ in their rates by less.
 const START_FACTOR: (u32, u32) = (6, 5);
 
-/// Time that goes on while the host is suspended.
+/// A clock that keeps running while the host is suspended.
 pub fn now() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
     Duration::new(tv_sec.unsigned_abs(), tv_nsec as u32)
@@ -123,7 +123,7 @@ impl Shared {
         if self.given_up.load(Ordering::Acquire) {
             return;
         }
-        // Once it has run out it stays so, whatever passes later.
+        // Once it has expired it stays expired, even if a barrier passes later.
         if held_until.is_none_or(|held_until| now() < held_until) && now() < until {
             *held_until = Some(until);
             if let Err(errno) = self.set_timer(until) {

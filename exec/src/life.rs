@@ -1,7 +1,8 @@
 //! From the start of the container to its end: follow the log, take the turn, run the program, lose the role.
 //!
-//! After a loss it follows the log as a standby again: as the first process of a container by itself, since whoever starts
-//! containers takes longer each time; else what has started it has to start it again, as a code of its own says.
+//! After a loss it follows the log as a standby again: by itself if it is the first process of a container, since container
+//! runtimes restart more slowly each time. Otherwise the process that started it must start it again, which a distinct exit
+//! code asks for.
 
 use std::ffi::OsString;
 use std::fs;
@@ -28,7 +29,7 @@ use crate::record::Record;
 use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
 use crate::volume::{Bounds, Refusal, Volume};
 
-/// Exit code after a loss: nothing is wrong with this process, and the next one goes on (`EX_TEMPFAIL`).
+/// Exit code after a loss: nothing is wrong with this process, and the next one continues (`EX_TEMPFAIL`).
 pub const LOST: i32 = 75;
 /// Between two attempts to reach a sidecar that is not there yet.
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -64,7 +65,7 @@ pub struct Options {
     pub program: Vec<OsString>,
 }
 
-/// Runs until the program has ended, or may not go on. Returns the exit code.
+/// Runs until the program has ended, or must not continue. Returns the exit code.
 pub fn run(options: &Options) -> Result<i32> {
     let place = Place::find().context("find out who is PID 1")?;
     if let Place::Behind(behind) = &place {
@@ -94,7 +95,7 @@ pub fn run(options: &Options) -> Result<i32> {
 
 /// How a turn ended.
 enum Led {
-    /// With the program, or because somebody wants it so.
+    /// With the program, or on request.
     Ended(i32),
     /// With the role.
     Lost(Signals),
@@ -104,7 +105,7 @@ enum Led {
 struct Standby {
     image: Image,
     directory: Directory,
-    /// Where the follow goes on.
+    /// Where the follow continues.
     next: Lsn,
     history: History,
     /// Bytes of log since its last state.
@@ -147,7 +148,7 @@ impl Standby {
                 Ok(Followed::Turn(turn)) => return Ok(Some((client, turn))),
                 Ok(Followed::Stopped) => return Ok(None),
                 Ok(Followed::Anew(why)) => {
-                    warn!(%why, "begins anew: the log does not go on with what was read");
+                    warn!(%why, "starts over: the log does not continue what was read");
                     *self = Standby::new(ground)?;
                 }
                 Err(Failure::Log(error)) => {
@@ -386,17 +387,17 @@ fn lead(
     if let Err(loss) = &result {
         match options.on_loss {
             OnLoss::Kill => {
-                warn!(%loss, "the program may not go on and is killed");
+                warn!(%loss, "the program must not continue and is killed");
             }
             OnLoss::Term => {
-                warn!(%loss, "the program may not go on and has to end");
+                warn!(%loss, "the program must not continue and is asked to end");
                 if let Err(error) = supervisor.wind_down(TERM_TIME) {
                     warn!(%error, "the program cannot end in order");
                 }
             }
         }
     }
-    // Nobody answers its calls any more; nobody may be left who serves clients.
+    // Its calls are no longer answered, so no process may be left that serves clients.
     let asked_to_end = program.was_asked_to_end();
     let signals = program.kill().context("kill the program")?;
     // The lease's thread may have killed it, and is about to end this process in the same way.
@@ -412,7 +413,7 @@ fn lead(
 fn begin_lease(options: &Options, epoch: Epoch, length: Duration) -> Result<Lease> {
     let mut barriers = Barriers::new(options.socket.clone(), epoch, length);
     let end = || {
-        warn!("no barrier has passed for as long as the lease lasts: the program may not go on and is killed");
+        warn!("no barrier has passed for as long as the lease lasts: the program must not continue and is killed");
         if let Err(error) = program::kill_all() {
             warn!(%error, "a process of the program is left");
         }

@@ -24,13 +24,13 @@ pub enum Bug {
     NumberUsedTwice,
     /// An inode that is free again counts as the file that it was.
     InodeReused,
-    /// A position that went back is taken for one that went on.
+    /// A position that went back is taken for one that advanced.
     SeekForgotten,
     /// Nobody looks for the writers of a file that was opened.
     OpenForgotten,
     /// What a description wrote before it was closed is not compared.
     CloseForgotten,
-    /// A number that stands for another description goes on as it was.
+    /// A number that now stands for another description is treated as before.
     DuplicateForgotten,
     /// A file that was opened and cut is compared before it is cut.
     CutByOpenForgotten,

@@ -51,7 +51,7 @@ impl From<ExitStatus> for Exit {
     }
 }
 
-/// Signals of this process, as flags, and a socket that wakes who waits.
+/// Signals of this process, as flags, and a socket that wakes the waiting thread.
 pub struct Signals {
     wake: UnixStream,
     flags: Vec<(Signal, Arc<AtomicBool>)>,
@@ -65,7 +65,7 @@ impl Signals {
         let mut flags = Vec::new();
         for signal in PASSED_ON.into_iter().chain([Signal::CHILD]) {
             let flag = Arc::new(AtomicBool::new(false));
-            // The flag first: whoever is woken finds it.
+            // The flag first: a woken thread must find it set.
             signal_hook::flag::register(signal.as_raw(), flag.clone())?;
             signal_hook::low_level::pipe::register(signal.as_raw(), write.try_clone()?)?;
             flags.push((signal, flag));
@@ -145,7 +145,7 @@ impl Program {
         self.listener.refused()
     }
 
-    /// Lets a stopped thread go on.
+    /// Lets a stopped thread continue.
     pub fn answer(&self, id: u64, answer: Answer) -> io::Result<()> {
         // One that is not there any more needs no answer.
         self.listener.answer(id, answer).map(drop)
@@ -166,7 +166,7 @@ impl Program {
         self.signals.any()
     }
 
-    /// Passes signals on and takes in who has ended. The program's own end, if it has.
+    /// Passes signals on and reaps the processes that have ended. Returns how the program itself ended, if it has.
     pub fn look(&mut self) -> io::Result<Option<Exit>> {
         let signals = self.signals.take();
         self.asked_to_end |= ask_for_the_end(&signals);
@@ -214,7 +214,7 @@ impl Program {
     }
 }
 
-/// The same from another thread than the program's: whoever has ended is taken in here.
+/// The same from another thread than the program's: processes that have ended are reaped here.
 pub(crate) fn kill_all() -> io::Result<()> {
     kill_until(|| {
         reap_orphans();
@@ -235,7 +235,7 @@ fn kill_until(mut reap: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         left.sort_unstable();
         for process in &left {
             if let Some(pid) = Pid::from_raw(*process as i32) {
-                // One that has ended meanwhile will do.
+                // One that has ended in the meantime is fine, too.
                 let _ = kill_process(pid, Signal::KILL);
             }
         }

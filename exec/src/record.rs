@@ -125,7 +125,7 @@ impl Mode {
 /// One change in a group of names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// The name stands for the number from now on, whatever it stood for before.
+    /// The name stands for the number from now on, even if it stood for another one before.
     Name {
         /// Where.
         directory: Number,
@@ -224,8 +224,7 @@ pub enum Record<'a> {
         /// In order.
         changes: Vec<Change>,
     },
-    /// All that is there, but for the bytes of files: a fold may begin here. Those who have folded what came before have the
-    /// same.
+    /// Everything there is, except for the bytes of files: a fold may begin here. A fold of the earlier records gives the same.
     State {
         /// The first record of a state.
         first: bool,
@@ -244,7 +243,7 @@ pub enum DecodeError {
     /// Not the version that this build knows.
     #[error("format {0}; this build reads format {VERSION}: the log belongs to another program, or to another release")]
     Version(u8),
-    /// The bytes break off, or go on behind the end.
+    /// The bytes break off, or continue after the end.
     #[error("a record of kind {0} has the wrong length")]
     Size(u8),
     /// A number that stands for nothing.
@@ -368,7 +367,8 @@ impl<'a> Record<'a> {
         bytes.get(1) == Some(&7)
     }
 
-    /// The record in these bytes. Whatever it returns can be folded: names are names, offsets are within a file's bounds.
+    /// The record in these bytes. Every record that it returns can be folded: names are names, offsets are within a file's
+    /// bounds.
     pub fn decode(bytes: &'a [u8]) -> Result<Record<'a>, DecodeError> {
         let [version, kind, body @ ..] = bytes else { return Err(DecodeError::Size(0)) };
         if *version != VERSION {

@@ -1,8 +1,8 @@
 //! Runs the program: takes its stopped calls, appends what its syncs owe, and answers each sync once that is acknowledged.
 //!
-//! One thread and one loop. Each turn of it takes all calls that wait, lets those go on that only bring something about, makes
-//! one capture for each file that is synced, and hands what there is to the sidecar. The answers follow the order of the acks: a
-//! sync that finds nothing new still waits for every append that was sent before it, which may carry its bytes.
+//! One thread and one loop. Each turn of it takes all calls that wait, lets those continue that only change something, makes
+//! one capture for each file that is synced, and hands what there is to the sidecar. The answers follow the order of the acks:
+//! a sync that finds nothing new still waits for every append that was sent before it, which may carry its bytes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -30,7 +30,7 @@ const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Stopped calls that are taken before any is answered: threads of a program, at most.
 const CALLS_MAX: usize = 4096;
 
-/// Why the program must not go on.
+/// Why the program must not continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Loss {
     /// The role, the connection, or an append.
@@ -47,7 +47,7 @@ pub enum Loss {
         /// That of the last record that was sent.
         expected: Lsn,
     },
-    /// This side cannot go on.
+    /// This side cannot continue.
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -109,7 +109,7 @@ pub struct Supervisor<'a, L> {
     tally: Tally,
 }
 
-/// Who has woken the loop.
+/// What has woken the loop.
 #[derive(Clone, Copy, Debug)]
 struct Woken {
     /// A call waits to be received.
@@ -204,7 +204,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
         Ok(calls)
     }
 
-    /// One capture for each file, whoever waits for it.
+    /// One capture for each file, no matter how many threads wait for it.
     fn sync(&mut self, syncs: Vec<Stopped>) -> Result<(), Loss> {
         let mut wanted: BTreeMap<Wanted, Vec<u64>> = BTreeMap::new();
         for Stopped { id, thread, call } in syncs {

@@ -4,7 +4,7 @@
 //! the supervisor receives and answers them. What the filter does with which call is the table [`RULES`]; the filter is
 //! assembled from it, and a stopped call is decoded by it.
 //!
-//! A program that goes on (`Answer::Go`) runs its call after the answer, with the arguments as they then lie in its memory:
+//! A program that continues (`Answer::Go`) runs its call after the answer, with the arguments as they then lie in its memory:
 //! so only register arguments are ever looked at, here and in the filter.
 
 use std::io;
@@ -24,7 +24,7 @@ pub use refused::Refused;
 pub use rules::{LAST_NUMBER, Name, Outcome, RULES, Rule};
 pub use start::{Settings, spawn, spawn_with};
 
-/// Who refuses what the table refuses.
+/// What refuses the calls that the table refuses.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Refusals {
     /// The filter, and nobody learns of it.
@@ -39,13 +39,13 @@ pub enum Refusals {
 pub struct Stopped {
     /// Of this stop: never used again by the kernel, as long as the listener lives.
     pub id: u64,
-    /// Who called, as the receiving process's namespace numbers it; 0 if it is outside of that namespace.
+    /// The calling thread, as the receiving process's namespace numbers it; 0 if it is outside of that namespace.
     pub thread: Thread,
     /// What it asked for.
     pub call: Call,
 }
 
-/// What a stopped thread goes on with.
+/// How a stopped thread continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// The kernel carries the call out.

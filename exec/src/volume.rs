@@ -36,7 +36,7 @@ use tree::Tree;
 use watch::Watch;
 
 /// Looks at the queue of events before the names are taken as they are: a program that renames without end must not hold up a
-/// sync for ever.
+/// sync indefinitely.
 const SETTLE_ROUNDS: usize = 1000;
 
 pub(crate) use proc::descendants;
@@ -237,7 +237,7 @@ impl Volume {
         }
     }
 
-    /// A call that goes on after this.
+    /// A call that continues after this.
     pub fn calls(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
         match call {
             Call::Sync(_) | Call::SyncAll | Call::SyncMapping { .. } => {}
@@ -387,7 +387,7 @@ impl Volume {
     }
 }
 
-/// Holds what a name stands for, whatever it is, without opening it.
+/// Holds what a name stands for, a file of any type, without opening it.
 fn hold(directory: BorrowedFd<'_>, name: &Name) -> Result<OwnedFd, Errno> {
     fs::openat(directory, name.as_os_str(), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Bits::empty())
 }

@@ -42,7 +42,7 @@ fn next(listener: &Listener) -> Stopped {
     }
 }
 
-/// The next sync. What comes before it goes on.
+/// The next sync. Calls before it continue.
 fn next_sync(listener: &Listener) -> Stopped {
     loop {
         let stopped = next(listener);
@@ -96,7 +96,7 @@ fn said<'a>(output: &'a str, key: &str) -> Vec<&'a str> {
     output.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(": ")).collect()
 }
 
-/// Syncs are done, all else goes on.
+/// Syncs are done, all else continues.
 fn done_or_go(stopped: &Stopped) -> Answer {
     if stopped.call.is_sync() { Answer::Done } else { Answer::Go }
 }

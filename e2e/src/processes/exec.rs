@@ -25,11 +25,11 @@ use crate::wait::poll;
 /// Words of the warnings that a supervisor rightly writes where these tests run, and when others die.
 const EXPECTED: [&str; 5] = [
     "not PID 1",
-    "the program may not go on",
+    "the program must not continue",
     "the role is lost again before the program has started",
     "waits for the sidecar",
     // It was away while the log was trimmed.
-    "begins anew: the log does not go on with what was read",
+    "starts over: the log does not continue what was read",
 ];
 /// The exit code of one that has lost the role.
 pub const LOST: Ended = Ended::Code(75);

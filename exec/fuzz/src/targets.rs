@@ -8,8 +8,8 @@ use tailwind_exec::record::{FACT_MAX, Fact, Record};
 
 use tree::Tree;
 
-/// A log that must not be trusted, as a standby reads it: records, each behind its size in two bytes. Asserts that whatever
-/// can be decoded is encoded again as it was, that each operation which the fold asks for is possible when its turn comes, and
+/// An untrusted log, as a standby reads it: records, each after its size in two bytes. Asserts that everything that can be
+/// decoded is encoded again as it was, that each operation which the fold asks for is possible when its turn comes, and
 /// that the image is what the operations make of an empty directory.
 pub fn records(data: &[u8]) {
     let mut image = Image::default();

@@ -138,7 +138,7 @@ proptest! {
         for (number, node) in image.nodes().filter(|(_, node)| node.kind == Kind::File) {
             prop_assert_eq!(left.blocks[&number].length(), node.length);
             let path = root.join(path_of(&image, node.names.first().expect("a name")));
-            // Root enters every directory, whatever its mode.
+            // Root enters every directory, regardless of its mode.
             if let Ok(metadata) = std::fs::metadata(path) {
                 prop_assert_eq!(metadata.permissions().mode() as u16 & Mode::MASK, node.mode.0);
             }

@@ -8,7 +8,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).expect("a name")
 }
 
-/// The bytes of each kind, which logs have: who changes one changes [`VERSION`].
+/// The bytes of each kind, as logs have them: to change one, change [`VERSION`].
 #[test]
 fn bytes_are_as_documented() {
     let golden: Vec<(Record<'_>, &str)> = vec![

@@ -1,7 +1,7 @@
 //! Assembles the filter for the kernel from the table of rules: a program of classic BPF.
 //!
-//! Called by `start`. See seccomp(2), and `Documentation/userspace-api/seccomp_filter.rst` of the kernel. For a call that is let
-//! through whatever its arguments are, the kernel notes that once and does not run the filter again (since Linux 5.11), so
+//! Called by `start`. See seccomp(2), and `Documentation/userspace-api/seccomp_filter.rst` of the kernel. For a call that is
+//! let through with any arguments, the kernel notes that once and does not run the filter again (since Linux 5.11), so
 //! reads and writes do not pay for the length of the table.
 
 use std::mem::offset_of;

@@ -22,7 +22,7 @@ use crate::call::Thread;
 const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 
 /// Where the stopped calls of a program arrive, and of all that descends from it. When it is dropped, every call that is
-/// stopped, then and later, waits for ever: the program has one too. Where it has closed that, they fail with ENOSYS.
+/// stopped, then and later, waits indefinitely: the program has one too. Where it has closed that, they fail with ENOSYS.
 ///
 /// Its descriptor polls readable while a call waits to be received, and hung up when no process is left; in older kernels
 /// only when the last one has been waited for, too.
@@ -46,20 +46,20 @@ impl Listener {
     pub(super) fn new(descriptor: OwnedFd, refusals: Refusals) -> Listener {
         let refused = (refusals == Refusals::Counted).then(Counts::default);
         let mut listener = Listener { descriptor, wakes_at_once: false, refused };
-        // The one who waits is woken on the processor of the one who wakes (since Linux 6.6). Older kernels do not know the
-        // request, and their wake-ups take longer.
+        // The waiting thread is woken on the processor of the thread that wakes it (since Linux 6.6). Older kernels do not know
+        // the request, and their wake-ups take longer.
         listener.wakes_at_once = listener.ioctl(Request::SetFlags(SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)).is_ok();
         listener
     }
 
-    /// Whether the one who waits is woken on the processor of the one who wakes.
+    /// Whether the waiting thread is woken on the processor of the thread that wakes it.
     pub fn wakes_at_once(&self) -> bool {
         self.wakes_at_once
     }
 
-    /// The next stopped call. `None` if none waits, or if it has gone meanwhile: its thread was killed, or caught a signal.
+    /// The next stopped call. `None` if none waits, or if it has gone again: its thread was killed, or caught a signal.
     ///
-    /// From here on only its death interrupts the thread. Before, a signal with a handler does, and its call is stopped anew
+    /// From here on only its death interrupts the thread. Before, a signal with a handler does, and its call is stopped again
     /// or fails with EINTR, as `SA_RESTART` says: so receive soon.
     pub fn receive(&self) -> io::Result<Option<Stopped>> {
         while self.readable()? {
@@ -70,7 +70,7 @@ impl Listener {
         Ok(None)
     }
 
-    /// The same for the one who has polled the descriptor readable. It blocks if nothing was stopped since the last call that
+    /// The same for a caller that has polled the descriptor readable. It blocks if nothing was stopped since the last call that
     /// was taken.
     pub fn take(&self) -> io::Result<Option<Stopped>> {
         let Some(seccomp_notif { id, pid, data, .. }) = self.notification()? else { return Ok(None) };
@@ -109,7 +109,7 @@ impl Listener {
         }
     }
 
-    /// Lets a stopped thread go on. `false` if it is not there any more.
+    /// Lets a stopped thread continue. `false` if it is no longer there.
     pub fn answer(&self, id: u64, answer: Answer) -> io::Result<bool> {
         let (error, flags) = match answer {
             Answer::Go => (0, SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),

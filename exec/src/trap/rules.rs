@@ -1,8 +1,8 @@
-//! Which calls are stopped and which are refused, as data. Everything else goes on unseen.
+//! Which calls are stopped and which are refused, as data. Everything else continues unseen.
 //!
 //! `filter` assembles the table for the kernel; `listener` decodes by it. See "Which calls are stopped" in `docs/exec.md`.
 //!
-//! The kernel looks at the lower half of an argument that is an `int`, and the upper half is whatever the program left
+//! The kernel looks at the lower half of an argument that is an `int`, and the upper half is what the program happened to leave
 //! there; so tests name the halves that they look at.
 
 use std::fmt;
@@ -29,7 +29,7 @@ pub struct Rule {
     pub when: &'static str,
     /// The same for machines: all tests of one of these.
     pub(super) cases: &'static [&'static [Test]],
-    /// Then this happens. The first rule that fits counts; a call that fits none goes on.
+    /// Then this happens. The first rule that fits counts; a call that fits none continues.
     pub outcome: Outcome,
 }
 
@@ -55,7 +55,7 @@ pub enum Outcome {
     Stop(fn(&Arguments) -> Call),
     /// It fails with this error.
     Refuse(Errno),
-    /// It goes on unseen: an exception to the rules below.
+    /// It continues unseen: an exception to the rules below.
     Pass,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Outcome::Stop(_) => f.write_str("stopped"),
-            Outcome::Pass => f.write_str("goes on"),
+            Outcome::Pass => f.write_str("continues"),
             Outcome::Refuse(Errno::INVAL) => f.write_str("EINVAL"),
             Outcome::Refuse(Errno::NOSYS) => f.write_str("ENOSYS"),
             Outcome::Refuse(Errno::OPNOTSUPP) => f.write_str("EOPNOTSUPP"),
@@ -184,7 +184,7 @@ const KEEP_SIZE: u32 = FALLOC_FL_KEEP_SIZE as u32;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const EXT4_IOC_MOVE_EXT: u32 = 0xc028_660f;
 
-/// The table. Calls that are not in it go on, and so do those in it to which no rule applies.
+/// The table. Calls that are not in it continue, and so do those in it to which no rule applies.
 ///
 /// Some that are not in it, and why:
 /// - `write`, `writev`, `sendfile`, and a write with `O_APPEND` or `RWF_APPEND`: each moves a position forward, or writes at the

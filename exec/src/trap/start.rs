@@ -72,7 +72,7 @@ impl Step {
 /// How a program is started.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Settings {
-    /// Who refuses what the table refuses.
+    /// What refuses the calls that the table refuses.
     pub refusals: Refusals,
     /// The program's limit of descriptors, if it is not that of this process.
     pub descriptors: Option<Rlimit>,
@@ -86,7 +86,7 @@ pub fn spawn(command: Command) -> io::Result<(Child, Listener)> {
 /// Starts a program under the filter, with `no_new_privs`. It gets SIGKILL when the thread that called this ends, and inherits
 /// no descriptors but 0, 1, 2 and one of the listener, so that its calls wait when the supervisor is gone.
 ///
-/// What the program executes, and all that descends from it, is under the filter as well, for ever.
+/// The filter also covers what the program executes, and all its descendants, and cannot be removed.
 pub fn spawn_with(mut command: Command, settings: Settings) -> io::Result<(Child, Listener)> {
     check_sizes()?;
     let (ours, theirs) =
@@ -158,7 +158,7 @@ fn keep_descriptors() -> Result<(), Errno> {
 /// Puts this thread, the only one of its process, under the filter. What comes back is closed on exec.
 fn install(filter: &[sock_filter]) -> Result<OwnedFd, Errno> {
     let flags = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    // The pointer is for reading only, whatever its type says.
+    // The pointer is for reading only, although its type says otherwise.
     let program = sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: `program` and the instructions that it points to, as many as it says (`assemble` keeps them below 2¹⁶), are alive
     // during the call, and the kernel only reads them.

@@ -77,7 +77,7 @@ impl File {
 /// without either.
 ///
 /// A call that opens a file tells of it before its descriptor is in the table. So for some time a look at the table is repeated
-/// with each sync, and whatever it finds then makes the whole file doubtful.
+/// with each sync, and anything that it finds then makes the whole file doubtful.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Writers {
     list: Vec<Watched>,
@@ -164,18 +164,18 @@ impl Writers {
 
     /// The calls of a thread have run.
     pub(crate) fn settle(&mut self, thread: Thread) {
-        // Whoever has not moved yet moves from there on.
+        // A position that has not moved yet moves from there on.
         for (_, floor) in self.floors.extract_if(.., |(of, _)| *of == thread) {
             self.list.iter_mut().for_each(|watched| watched.seen = watched.seen.min(floor));
         }
     }
 }
 
-/// What calls that went on may bring about, until their threads are stopped again or have ended.
+/// What the calls that continued may change, until their threads are stopped again or have ended.
 #[derive(Default, Debug)]
 pub(crate) struct Effects(HashMap<Thread, Effect>);
 
-/// Of one thread.
+/// The effects of one thread.
 #[derive(Default, Debug)]
 pub(crate) struct Effect {
     /// When the thread began: its number may be another one's by now.

@@ -13,7 +13,7 @@ use crate::record::{Kind, Number};
 #[derive(Default, Debug)]
 pub(super) struct Copying {
     files: VecDeque<Number>,
-    /// Where to go on in the first one.
+    /// Where to continue in the first one.
     block: usize,
 }
 

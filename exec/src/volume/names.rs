@@ -103,9 +103,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Lists the whole directory anew, and takes nothing for sure.
+    /// Lists the whole directory again, and takes nothing for granted.
     pub(super) fn relist(&mut self) -> Result<(), Refusal> {
-        info!("lists the volume anew and compares all of it");
+        info!("lists the volume again and compares all of it");
         self.tree.forget_entries();
         self.files.values_mut().for_each(File::suspect);
         // The root's own mode is not kept.
@@ -165,7 +165,7 @@ impl Volume {
         }
         if let Some(&number) = self.inodes.get(&identity.inode) {
             if self.tree.entry(&at) != Some(Entry::Known(number)) {
-                // Whatever came under this name may have been meant for it, and what came under its other names for others.
+                // Events that came under this name may have been meant for it, and events under its other names for others.
                 if let Some(Entry::Known(other)) = self.tree.entry(&at) {
                     self.with(other, File::suspect);
                 }

@@ -77,8 +77,8 @@ impl Volume {
 
     /// For a planted bug, of one file only.
     fn capture_names_of(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        // A file that replaces another one by a rename brings its bytes, as file systems have it. Meanwhile names may change, so
-        // they are taken when no such file is left.
+        // A file that replaces another one by a rename brings its bytes, as file systems have it. Names may change during that,
+        // so they are taken when no such file is left.
         for _ in 0..SETTLE_ROUNDS {
             self.settle()?;
             let unsynced = |file: &File| file.moved && !file.synced && file.fault.is_none();

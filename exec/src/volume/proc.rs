@@ -90,8 +90,8 @@ pub(crate) fn can_look(thread: Thread) -> bool {
 
 /// What descriptors are now, of which each sync asks again: the files of `/proc` that say so stay open, up to `INFOS_MAX`.
 ///
-/// An open one says what its number stands for at each moment. Once its process or thread has ended it says nothing, whoever
-/// has that number by then.
+/// An open one says what its number stands for at each moment. Once its process or thread has ended it says nothing, even if
+/// another one has that number by then.
 #[derive(Default)]
 pub(crate) struct Infos {
     open: HashMap<(u32, i32), File>,
@@ -272,7 +272,8 @@ pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
     Ok(found)
 }
 
-/// Those of one process, by its own number or that of a thread. One that ends meanwhile is an error: the list would lack descriptors that are still open.
+/// Those of one process, by its own number or that of a thread. If it ends during the listing, that is an error: the list would
+/// lack descriptors that are still open.
 fn writers_of(process: u32, device: u64) -> io::Result<Vec<Writer>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{process}/fd"))? {

@@ -54,7 +54,7 @@ pub(crate) enum Note {
     Moved(Number),
     /// A mode may be another one.
     Attributes(Number),
-    /// A file that goes on has lost a name: events may come under it that belong to the file.
+    /// A file that still exists has lost a name: events may come under it that belong to the file.
     Ragged(Number),
     /// Any file may have been opened or closed: look at everything.
     Lost,
@@ -144,7 +144,7 @@ impl Tree {
         nameless.into_iter().filter(|number| self.names.get(number).is_none_or(BTreeSet::is_empty)).collect()
     }
 
-    /// All names, before they are listed anew.
+    /// Forgets all names, before they are listed again.
     pub(crate) fn forget_entries(&mut self) {
         let entries: Vec<At> = self.entries.keys().cloned().collect();
         self.floating.clear();
@@ -221,7 +221,7 @@ impl Tree {
     fn user(&self, at: &At) -> Option<Option<Number>> {
         match self.entry(at) {
             Some(Entry::Known(number)) => Some(Some(number)),
-            // Whoever looks at it finds out all of it.
+            // The look at it will find out everything.
             Some(Entry::Unknown | Entry::Ignored) => None,
             // It was the only name of its file, which nobody misses.
             None if !self.linked && self.departed.contains(at) => None,

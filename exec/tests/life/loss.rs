@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::sidecar::Sidecar;
 use crate::{LOST, Place, Running, wait_until};
 
-/// Syncs a line again and again, and says after each whether that was confirmed. A child in a session of its own goes on for
-/// ever, whatever happens to the others.
+/// Syncs a line again and again, and says after each whether that was confirmed. A child in a session of its own keeps running,
+/// whatever happens to the others.
 const WRITER: &str = "
     setsid sleep 86399 & echo $! >descendant
     while :; do

@@ -59,7 +59,7 @@ fn ten_thousand_files_are_kept() {
     let sidecar = Sidecar::start(place.path());
     let options = ["--files-max", FILES_MAX];
     assert_eq!(place.run_python(&sidecar, &options, MAKE_FILES), (KILLED, "made\n".to_owned()));
-    assert!(!place.read("stderr").contains("lists the volume anew"), "no event was lost");
+    assert!(!place.read("stderr").contains("lists the volume again"), "no event was lost");
     assert_eq!(place.run_python(&sidecar, &options, COUNT_FILES), (Some(0), "10000\n".to_owned()));
 }
 
@@ -121,7 +121,7 @@ fn lost_events_lose_nothing() {
     let place = Place::in_memory();
     let sidecar = Sidecar::start(place.path());
     assert_eq!(place.run_python(&sidecar, &[], LOSE_EVENTS), (KILLED, "made\n".to_owned()));
-    assert!(place.read("stderr").contains("lists the volume anew"), "events were lost");
+    assert!(place.read("stderr").contains("lists the volume again"), "events were lost");
     let (code, list) = place.run_python(&sidecar, &[], LIST);
     let mut list: Vec<&str> = list.lines().collect();
     list.sort_unstable();

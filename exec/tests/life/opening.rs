@@ -4,7 +4,7 @@
 use crate::Place;
 use crate::sidecar::Sidecar;
 
-/// Syncs of the file go on while the call waits. What it opens writes within the file, each time with a sync.
+/// Syncs of the file continue while the call waits. What it opens writes within the file, each time with a sync.
 const SCRIPT: &str = r#"
 import ctypes, os, threading, time
 
@@ -41,7 +41,7 @@ print("confirmed", flush=True)
 os.kill(os.getpid(), 9)
 "#;
 
-/// Whoever syncs.
+/// Descriptors that were opened late are followed, no matter through which descriptor the file is synced.
 fn late_descriptors_are_followed(flags: &str, synced: &str) {
     let place = Place::in_memory();
     let sidecar = Sidecar::start(place.path());

@@ -1,4 +1,4 @@
-//! The table in `docs/apps.md` is that of the filter. `UPDATE_GOLDENFILES=1` writes it anew.
+//! The table in `docs/apps.md` is that of the filter. `UPDATE_GOLDENFILES=1` rewrites it.
 #![cfg(target_arch = "x86_64")]
 
 use std::fs;

@@ -116,7 +116,7 @@ fn a_lost_role_kills_every_process() {
     let (mut running, mark) = start_with_session(&place, &sidecar);
     sidecar.lose_role();
     wait_until("the end of all processes", || with_argument(&mark) == 0);
-    // It goes on as a standby, and ends when it is asked to.
+    // It continues as a standby, and ends when it is asked to.
     place.wait_for("stderr", "follows the log again");
     kill_process(first(&running), Signal::TERM).unwrap();
     assert_eq!(running.wait().code(), Some(0));

@@ -47,7 +47,7 @@ impl Fold {
                     self.facts.clear();
                 }
                 self.facts.extend(facts);
-                // Whoever has read what came before knows it.
+                // A judge that has read the earlier records knows it.
                 if last && self.created.is_empty() {
                     self.begin();
                 }

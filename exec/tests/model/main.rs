@@ -139,8 +139,8 @@ fn list_bugs() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that goes on takes
-/// a hundred.
+/// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that continues
+/// takes a hundred.
 #[cfg(feature = "planted-bugs")]
 fn planted_bugs(only: &[String]) -> Result<(), String> {
     const WITHIN: u64 = 3000;

@@ -96,7 +96,7 @@ pub(crate) fn main() -> ExitCode {
             scope.spawn(move || (0..STEPS).for_each(|_| world.step(&mut random, &mut files)));
         }
     });
-    // Children go on after the threads, and nobody may write after the end.
+    // Children continue after the threads, and nothing may write after the end.
     while rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok() {}
     ExitCode::SUCCESS
 }
@@ -242,7 +242,7 @@ impl World {
         let call = || fs::open(&path, flags, Mode::from_raw_mode(0o644));
         let opened = match &known {
             Some(file) => {
-                // The others go on with theirs. First the table, as everywhere.
+                // The others continue with theirs. First the table, as everywhere.
                 let table = self.table.read().expect("no panic");
                 let writer = table.open.iter().find(|open| open.writes && Arc::ptr_eq(&open.file, file));
                 let writer = writer.filter(|_| flags.contains(OFlags::TRUNC));
@@ -314,7 +314,7 @@ impl World {
         }
     }
 
-    /// A child that goes on with the descriptors that it inherits.
+    /// A child that continues with the descriptors that it inherits.
     fn fork(&self, random: &mut Random) {
         let mut table = self.table.write().expect("no panic");
         // SAFETY: the child uses the table, of which this thread has the lock, the shared memory and the allocator, which the C

@@ -229,7 +229,7 @@ fn judge_trimmed(judge: &Judge, memory: &Memory, first: usize, acked: usize) -> 
     judge.allows(memory.batches.len() as u64, &fold)
 }
 
-/// All that was logged and written down, for somebody who wants to know what happened.
+/// Everything that was logged and written down, to find out what happened.
 fn story(places: &Places, memory: &Memory) -> String {
     if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_none() {
         return "TAILWIND_EXEC_VERBOSE=1 shows the log and the journal".into();

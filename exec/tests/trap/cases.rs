@@ -16,7 +16,7 @@ use tailwind_exec::call::{Call, Descriptor};
 pub(crate) enum Fate {
     /// It fails with this error, and nobody gets to see it.
     Refused(i32),
-    /// It arrives as this. Syncs return 0, all others go on.
+    /// It arrives as this. Syncs return 0, all others continue.
     Stopped(Call),
     /// The kernel carries it out; this comes of it.
     Unseen(Result<(), i32>),
