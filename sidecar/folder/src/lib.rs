@@ -5,8 +5,8 @@
 //!
 //! The names of these folders can be guessed, and some lie where every user may make folders (`/dev/shm`). So a path is
 //! walked component by component, and links of other users are not followed; the folder itself is
-//! [looked at](Folder::open) through its handle; and everything in it is reached relative to that handle, whatever its path
-//! stands for later. See "Folders on a host" in `docs/security.md`.
+//! [looked at](Folder::open) through its handle; and everything in it is reached relative to that handle, even if its path
+//! stands for something else later. See "Folders on a host" in `docs/security.md`.
 
 mod walk;
 
@@ -74,7 +74,7 @@ impl FolderError {
 impl Folder {
     /// Opens the folder, which is made first if need be and `make` says so. Refused are links of other users on the way, a
     /// folder of another user, and one that other users may write to. The root of a mounted volume may have any mode if it is
-    /// this user's or root's: kubelets mount volumes with mode 0777, and who mounts a volume decides who reaches it.
+    /// this user's or root's: kubelets mount volumes with mode 0777, and the mounter of a volume decides who reaches it.
     pub fn open(path: &Path, make: Make) -> Result<Folder, FolderError> {
         let handle = walk::walk(path, make)?;
         let io = |errno| FolderError::io(path)(errno);
@@ -127,7 +127,7 @@ impl Folder {
         Ok(file)
     }
 
-    /// Gives a file another name, in the place of whatever had that.
+    /// Gives a file another name, and replaces the file that had it.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(&self.handle, from, &self.handle, to)?)
     }

@@ -71,7 +71,7 @@ pub(crate) fn walk(path: &Path, make: Make) -> Result<OwnedFd, FolderError> {
             };
             if let Some(mode) = mode {
                 match mkdirat(&at, &name, Mode::from_raw_mode(mode)) {
-                    // Somebody else may have made it meanwhile: it is looked at like any other.
+                    // Another process may have made it since: it is looked at like any other.
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => return Err(failed(errno)),
                 }
@@ -109,7 +109,7 @@ fn open(at: impl std::os::fd::AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd>
     openat(at, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Whatever has this name, a link too.
+/// Anything that has this name, a link too.
 fn look(at: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }

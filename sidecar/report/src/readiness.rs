@@ -73,7 +73,7 @@ impl fmt::Display for AppendsWaitFor {
     }
 }
 
-/// What for, from what mends itself to what needs a person most.
+/// What a candidate waits for, ordered from what resolves itself to what most needs an administrator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]

@@ -66,7 +66,7 @@ pub struct FolderUse {
 }
 
 impl<T> Report<T> {
-    /// Whose it is, with another content.
+    /// The same report with another content.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Report<U> {
         let Report { version, group, name, content } = self;
         Report { version, group, name, content: change(content) }
@@ -78,7 +78,7 @@ impl<T> Report<T> {
     }
 }
 
-/// A report, whoever it is from; otherwise why it cannot be used.
+/// A report from any sender; otherwise why it cannot be used.
 ///
 /// # Errors
 /// One sentence without a full stop, for people.

@@ -1,9 +1,8 @@
 //! What a sidecar says of its group: one type and one JSON, at `/report`, at `/status` and at the append socket.
 //!
 //! Made by sidecars; shown by `tailwind-sidecar status` and `top`, and the operator derives the status of the ReplicaGroup from it.
-//! It says what the sidecar knows. A primary
-//! knows its members and whoever has told it of itself; a standby knows the set, and who of it answers. What it does not know is
-//! absent: nobody may take that for zero.
+//! It says what the sidecar knows. A primary knows its members, and the standbys and readers that have reported to it; a
+//! standby knows the set, and which members answer. What it does not know is absent: nobody may take that for zero.
 
 use serde::{Deserialize, Serialize};
 

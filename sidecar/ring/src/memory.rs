@@ -9,8 +9,8 @@
 //! 2. Control words are touched by atomic operations only.
 //! 3. Data are copied to private memory, and only the copy is looked at. A copy that races with a write holds some mixture of
 //!    bytes. The compiler fence behind the copy keeps a later look at the copy from becoming a second look at the source.
-//! 4. Addresses come from positions and lengths that are this process's own; masks and assertions hold them within the
-//!    mapping whatever they are.
+//! 4. Addresses come from positions and lengths that are this process's own; masks and assertions keep every value within the
+//!    mapping.
 //! 5. Data are written by the one `Producer` of a ring, in a range that the other process has given up, if it is honest. If it
 //!    is not, it spoils its own messages.
 #![allow(unsafe_code, reason = "memory that another process writes too: reached by raw pointers")]
@@ -228,7 +228,7 @@ impl Ring {
 
     fn data(&self, position: u64, length: usize) -> *mut u8 {
         assert!(length <= self.layout.size, "no more than one round");
-        // The size is a power of two. Where the range passes the end, the second mapping goes on.
+        // The size is a power of two. Where the range passes the end, it continues in the second mapping.
         self.memory.address(self.layout.mapped + (position as usize & (self.layout.size - 1)))
     }
 }

@@ -43,7 +43,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Publishes this side's position. True: the other side waits for that and has to be woken, by whoever sees this.
+/// Publishes this side's position. True: the other side waits for that, and the caller has to wake it.
 pub(crate) fn moved<W: Word>(position: &W, value: u64, waits: &W) -> bool {
     position.store(value, Ordering::Release);
     W::fence();

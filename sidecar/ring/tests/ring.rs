@@ -19,7 +19,7 @@ use tailwind_ring::{
 /// Where the words of `docs/append-ring.md` lie: tail and head of the requests, then of the answers.
 const POSITIONS: [u64; 4] = [128, 256, 640, 768];
 
-/// Both ends, and the file for whoever scribbles on it.
+/// Both ends, and the file, for tests that scribble on it.
 fn pair() -> (SidecarEnd, ClientEnd, File) {
     let (file, sidecar) = create().unwrap();
     let scribbled = File::from(file.try_clone().unwrap());
@@ -156,7 +156,7 @@ fn nothing_delivered_is_lost_when_a_ring_is_closed() {
 }
 
 proptest! {
-    /// Whatever is written and taken in whatever pieces, the bytes are those of a queue.
+    /// Any bytes, written and taken in any pieces, are those of a queue.
     #[test]
     fn a_ring_is_a_queue(steps in proptest::collection::vec((any::<bool>(), 0..120_000_usize), 1..60)) {
         let (mut sidecar, mut client, _) = pair();
@@ -217,7 +217,7 @@ proptest! {
     }
 }
 
-/// Another process writes whatever it likes wherever it likes while the sidecar takes requests and answers.
+/// Another process writes anything anywhere while the sidecar takes requests and answers.
 #[test]
 fn scribbling_threads_do_no_harm() {
     let (mut sidecar, mut client, file) = pair();

@@ -19,7 +19,7 @@ pub struct Change {
     pub tone: Tone,
 }
 
-/// What changed, in the order in which one would tell it: who answers, who leads, then the members, standbys and readers.
+/// What changed, in the order in which one would report it: who answers, who leads, then the members, standbys and readers.
 pub fn changes(before: &Round, after: &Round) -> Vec<Change> {
     let mut found = Found(Vec::new());
     answers(before, after, &mut found);

@@ -55,7 +55,7 @@ pub struct Event {
     pub tone: Tone,
 }
 
-/// How far a job is that goes on beside: `./quickstart` shows its own.
+/// The progress of a job that runs at the same time: `./quickstart` shows its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// What is done.

@@ -33,9 +33,9 @@ pub enum Input {
 /// Why the screen is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// A person or the system wants that.
+    /// The user or the system asked for it.
     Wish(Wish),
-    /// Whoever told it has nothing more to tell.
+    /// All senders of inputs are gone.
     Done,
 }
 
@@ -99,7 +99,7 @@ fn take(model: &mut Model, at: Duration, input: Input) {
     }
 }
 
-/// A sender that tells nothing and keeps the screen up: for whoever only watches.
+/// A sender that sends nothing and keeps the screen up: for callers that only watch.
 pub fn nothing_to_tell() -> (Sender<Input>, Receiver<Input>) {
     mpsc::channel()
 }

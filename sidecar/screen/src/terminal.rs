@@ -30,7 +30,7 @@ const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Where terminals that do not tell their size are taken to end.
 const SIZE_DEFAULT: Size = Size::new(80, 24);
 
-/// What was there before, for whoever leaves first: the owner, a panic, or a signal.
+/// What was there before. The first to leave restores it: the owner, a panic, or a signal.
 static BEFORE: Mutex<Option<(File, Termios)>> = Mutex::new(None);
 static PANIC_HOOK: Once = Once::new();
 
@@ -44,7 +44,7 @@ pub struct Screen {
     signals: Vec<signal_hook::SigId>,
 }
 
-/// What a person, or the system, wants.
+/// What the user, or the system, asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// `q` or Escape.
@@ -149,7 +149,7 @@ fn wish(mut bytes: &[u8]) -> Option<Wish> {
     }
 }
 
-/// Leaves the terminal as it was. Once: whoever comes later has nothing to do.
+/// Leaves the terminal as it was. Once: later calls do nothing.
 fn restore() {
     let Some((mut terminal, before)) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     // Nothing can be done where the terminal is gone.
