@@ -3,7 +3,7 @@
 //! Driven step by step: [`Daemon::tell`] what has happened, then [`Daemon::carry_out`] until nothing is left. Calls the
 //! promise file, the slot table and a [`Lender`]; what is for others to do (the flusher's jobs, replies, the end) it hands
 //! back as [`OutputResult`]. An output that cannot be carried out and whose failure is no input is an error: the process must end
-//! there, before anything else is said. A backup that could not persist or revoke must not go on to say that it did.
+//! there, before anything else is said. A backup that could not persist or revoke must not then say that it did.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Daemon {
         &self.machine
     }
 
-    /// Who it is and what it has promised, as on disk.
+    /// Its identity and its promises, as on disk.
     pub fn member_state(&self) -> &MemberState {
         &self.member_state
     }

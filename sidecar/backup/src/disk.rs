@@ -49,7 +49,7 @@ pub struct Listing {
     pub unexpected: u64,
 }
 
-/// What came of a closed segment's file that was to be written anew.
+/// The result of rewriting a closed segment's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rewritten {
     Done,
@@ -82,7 +82,7 @@ impl Disk {
         Disk { folder, trouble: Mutex::default() }
     }
 
-    /// Why segments cannot be written at the moment, with the folder: for those who wait for a buffer.
+    /// Why segments cannot be written at the moment, with the folder: for sidecars that wait for a buffer.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -103,7 +103,7 @@ impl Disk {
         self.folder.path()
     }
 
-    /// True when there are segments in the folder, whoever they belong to.
+    /// True when there are segments in the folder, no matter which log they belong to.
     pub fn holds_segments(&self) -> io::Result<bool> {
         Ok(self.folder.names()?.iter().any(|name| FileName::parse(name).is_some()))
     }
@@ -157,7 +157,7 @@ impl Disk {
             let name = name(identity.segment, Sealed::Open);
             match listing.closed.iter().find(|(closed, _)| closed.segment == identity.segment) {
                 // A crash between the closed file's appearance and the open one's removal; or the folder could not be synced,
-                // and a loss of power would take the name: written anew, it lasts.
+                // and a loss of power would take the name: rewritten, it lasts.
                 Some((closed, closure)) if *closed == identity => {
                     if self.write_anew(closed, closure)? == Rewritten::NoRoom {
                         // Its name at least.
@@ -184,7 +184,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes the file of a closed segment anew, if its bytes are whole. On a full disk the file stays as it is: its bytes are
+    /// Rewrites the file of a closed segment, if its bytes are whole. On a full disk the file stays as it is: its bytes are
     /// what is owed, and the next start tries again.
     fn write_anew(&self, identity: &SegmentIdentity, closure: &Closure) -> io::Result<Rewritten> {
         let bytes = match self.read_closed(identity, closure) {
@@ -214,8 +214,8 @@ impl Disk {
         Ok(free)
     }
 
-    /// Moves a segment's files into quarantine, where they stay until a person removes them: what is not part of the log may be
-    /// the last copy of its records all the same. Returns their new names.
+    /// Moves a segment's files into quarantine, where they stay until an administrator removes them: even what is not part of
+    /// the log may be the last copy of its records. Returns their new names.
     pub fn quarantine(&self, segment: SegmentId, log: LogId) -> io::Result<Vec<String>> {
         let mut moved = Vec::new();
         for sealed in [Sealed::Closed, Sealed::Open] {

@@ -1,7 +1,7 @@
 //! Reads a closed segment for another process, from its buffer or its file.
 //!
-//! Called by whoever answers [`Reply::Fetch`](tailwind_protocol::backup::Reply::Fetch), and by the scrub. The copy may move
-//! from memory to disk, or go, while it is read: a caller asks the machine again before it believes that the copy is
+//! Called by the code that answers [`Reply::Fetch`](tailwind_protocol::backup::Reply::Fetch), and by the scrub. The copy may
+//! move from memory to disk, or go, while it is read: a caller asks the machine again before it believes that the copy is
 //! corrupt.
 
 use std::io;
@@ -49,8 +49,8 @@ enum Source {
 }
 
 impl Unchecked {
-    /// The copy at this place. A file that is too short is corrupt; what else may be wrong is seen only when it is read. A buffer
-    /// may be given to another segment meanwhile.
+    /// The copy at this place. A file that is too short is corrupt; what else may be wrong is seen only when it is read. A
+    /// buffer may have been given to another segment since.
     pub fn open(
         disk: &Disk,
         place: Place,

@@ -4,7 +4,7 @@
 //!
 //! What is promised is what POSIX promises, no more. Bytes written are safe once [`File::sync`] has returned without an
 //! error; names made, changed or removed, once [`Folder::sync`] has. Until then a loss of power leaves any of it. After an
-//! error of [`File::sync`] nobody knows what is on disk, whatever a later call says (`fsync(2)`): make the file anew.
+//! error of [`File::sync`] nobody knows what is on disk, even if a later call succeeds (`fsync(2)`): recreate the file.
 
 mod os;
 #[cfg(test)]
@@ -21,16 +21,16 @@ pub trait Folder: fmt::Debug + Send + Sync {
     /// Where it is, for people.
     fn path(&self) -> &Path;
 
-    /// The names in it, in any order, whatever they stand for.
+    /// The names in it, in any order, of entries of every type.
     fn names(&self) -> io::Result<Vec<String>>;
 
     /// Opens a regular file. Anything else under that name (a FIFO, a device, a link, a folder) is an error at once.
     fn open(&self, name: &str) -> io::Result<Box<dyn File>>;
 
-    /// Makes a new file, empty, in the place of whatever had that name.
+    /// Makes a new, empty file, which replaces any file of that name.
     fn create(&self, name: &str) -> io::Result<Box<dyn File>>;
 
-    /// Gives a file another name, in the place of whatever had that: at no moment does the new name stand for nothing.
+    /// Gives a file another name, and replaces any file that had it: at no moment does the new name stand for nothing.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a name.

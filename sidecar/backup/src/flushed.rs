@@ -69,7 +69,7 @@ impl Newest {
         self.on_disk() < self.sequence()
     }
 
-    /// The doubt about older notes is remembered elsewhere: those that are here count from now on, and are written anew.
+    /// The doubt about older notes is remembered elsewhere: those that are here count from now on, and are rewritten.
     pub fn catch_up(&self) {
         self.advance(self.sequence());
     }
@@ -78,7 +78,7 @@ impl Newest {
         self.0.on_disk.load(Ordering::Acquire)
     }
 
-    /// Another thread may have gone further meanwhile.
+    /// Another thread may have advanced it further since.
     fn advance(&self, sequence: u64) {
         self.0.on_disk.fetch_max(sequence, Ordering::AcqRel);
     }

@@ -318,7 +318,7 @@ impl Flusher {
     ///
     /// What was read is scanned before it is written. Bytes that have completed need not be visible here yet, and the
     /// buffer may have been lent to another segment by now: neither continues the chain. After any failure the file is
-    /// made anew: what a disk kept of a failed fdatasync is unknown (`fsync(2)`).
+    /// recreated: what a disk kept of a failed fdatasync is unknown (`fsync(2)`).
     fn grow(
         &mut self,
         buffers: &dyn Buffers,
@@ -366,7 +366,7 @@ impl Flusher {
         !self.unwritten.contains(&identity.segment) && self.disk.is_closed(identity)
     }
 
-    /// Whatever happens to the files, they are no longer missed.
+    /// From now on nothing misses the files, whether they still exist or not.
     fn forget(&mut self, segments: &[SegmentId]) -> io::Result<()> {
         for segment in segments {
             self.files.remove(segment);

@@ -18,8 +18,8 @@
 //! that is not sound has rotted: what it said is unknown, and that is reported. So are entries that are gone from the end, an older
 //! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. Each entry records in its turn
 //! which notes were on disk when it was written, so older notes are reported too. When the file has grown to many times what is
-//! kept in it, it is written anew, under another name first. A disk that is too full for that does not stop it: it goes on in the
-//! space that it has.
+//! kept in it, it is rewritten, under another name first. A disk that is too full for that does not stop it: it continues in
+//! the space that it has.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,11 +44,11 @@ const ENTRY_SIZE: usize = 128;
 const SECTOR_ENTRIES: u64 = 4;
 /// Entries that the file grows by: 64 KiB.
 const GROWTH: u64 = 512;
-/// With fewer than so many left it grows. A disk that is full meanwhile does not use them up: what is owed needs a buffer that
+/// With fewer than so many left it grows. While the disk is full, they are not used up: what is owed needs a buffer that
 /// could not be flushed, and a trim, which makes room, settles half as many at a time
 /// (`TRIMMED_AT_ONCE` of the protocol).
 const SPARE: u64 = 256;
-/// Written anew when there are so many entries for each that counts, and so many more.
+/// Rewritten when there are so many entries for each that counts, and so many more.
 const REWRITE_FACTOR: u64 = 4;
 const REWRITE_MIN: u64 = 4096;
 /// Bytes of the file in memory at a time, when all of it is read or written: it may have 67 MB.
@@ -57,7 +57,7 @@ const PIECE: usize = 512 * ENTRY_SIZE;
 const BATCH_MAX: usize = 16;
 
 /// How many entries a ledger has been given in its life, all of them on disk: what the next one's sequence will be. Shared with
-/// who notes it.
+/// the code that notes it.
 #[derive(Clone, Debug, Default)]
 pub struct Entries(Arc<AtomicU64>);
 
@@ -90,9 +90,9 @@ pub struct Ledger {
     notes: Newest,
     /// Entries that there is space for.
     room: u64,
-    /// An entry was not sound: the file is to be written anew.
+    /// An entry was not sound: the file is to be rewritten.
     damaged: bool,
-    /// There was no room to write it anew: said once.
+    /// There was no room to rewrite it: said once.
     cramped: bool,
 }
 
@@ -282,7 +282,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Writes the file anew, whole or not at all. False where the disk is full: then the file that is there goes on.
+    /// Rewrites the file, whole or not at all. False if the disk is full: then the present file stays in use.
     fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<bool> {
         match Ledger::create(folder, &self.kept, self.entries.clone(), self.notes.clone()) {
             Ok(ledger) => {

@@ -30,7 +30,7 @@ pub enum Revocation {
     NoRoom(String),
 }
 
-/// Who may write which slot.
+/// Controls which writer may write which slot.
 pub trait Lender: Buffers {
     /// Zeroes the slot and lets the writer of `epoch` write it. An error is why there is no memory for it just now.
     fn lend(&mut self, epoch: Epoch, slot: Slot) -> Result<(), String>;
@@ -76,7 +76,7 @@ pub trait Mapped: fmt::Debug + Send {
     /// Reads as many bytes as `out` has; they lie within the file.
     fn read(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// Copies `bytes`, which fit. A process that is killed meanwhile leaves some of them written.
+    /// Copies `bytes`, which fit. A process that is killed during the copy leaves some of them written.
     fn write(&self, at: u64, bytes: &[u8]);
 
     /// Stores a word, little-endian, whole or not at all, behind everything that was written before.

@@ -90,7 +90,7 @@ pub struct PromiseFile {
 }
 
 impl PromiseFile {
-    /// Opens the file, if there is one. Both blocks are brought to disk, whatever they were.
+    /// Opens the file, if there is one. Both blocks are synced to disk, whatever they contain.
     pub fn open(folder: &dyn Folder) -> Result<Option<(PromiseFile, MemberState)>, PromiseError> {
         let path = folder.path().join(PROMISE);
         let io_error = |action| io_error(action, &path);

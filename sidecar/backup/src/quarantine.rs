@@ -1,6 +1,6 @@
 //! Files in quarantine: copies that are not part of the log. Their names, and which of them a folder has.
 //!
-//! Named by [`disk`](crate::disk), which never reads, writes over or deletes them; listed for people, who alone release
+//! Named by [`disk`](crate::disk), which never reads, writes over or deletes them; listed for administrators, who alone release
 //! them.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use std::path::Path;
 use tailwind_protocol::ids::{Epoch, Generation, SegmentId};
 use tailwind_protocol::layout::{Sealed, SegmentIdentity};
 
-/// How names of files in quarantine begin, those included that a person has given a longer name.
+/// How names of files in quarantine begin, those included that somebody has given a longer name.
 pub const PREFIX: &str = "quarantined-";
 
 /// The name of a file in quarantine: `quarantined-SEGMENT.epoch-E.GENERATION.closed` or `.open`, with `-1`, `-2` and so on
@@ -78,7 +78,7 @@ pub struct QuarantineFile {
 }
 
 /// The files in quarantine in this folder, in any order. Each name there is read once, and only of these files the length.
-/// What vanishes meanwhile, or is no regular file, is left out.
+/// Files that vanish during the listing, and those that are no regular files, are left out.
 pub fn files(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<QuarantineFile>> + use<>> {
     Ok(fs::read_dir(folder)?.filter_map(|entry| entry.and_then(|entry| file(&entry)).transpose()))
 }

@@ -54,7 +54,7 @@ pub struct BackupConfig {
     pub kernel: String,
 }
 
-/// A backup that knows who it is.
+/// A backup that has found out its identity.
 #[derive(Debug)]
 pub struct Started {
     /// The flush folder.
@@ -67,7 +67,7 @@ pub struct Started {
     pub flushed: Flushed,
     /// The promise file.
     pub promise_file: PromiseFile,
-    /// Who this is and what it has promised, as on disk.
+    /// Its identity and its promises, as on disk.
     pub member_state: MemberState,
     /// What memory and disk hold.
     pub found: Found,
@@ -208,7 +208,7 @@ fn begin(
             if !keep {
                 // Doubts are void: no primary expects their segments from this backup.
                 member_state.promise.doubt = None;
-                // What is on disk was written under the identity that is gone: a person may want to recover from it.
+                // What is on disk was written under the identity that is gone: an administrator may want to recover from it.
                 let former = &mut member_state.promise.former;
                 former.push(before);
                 former.drain(..former.len().saturating_sub(FORMER_MAX));
@@ -312,7 +312,7 @@ impl Evidence {
     }
 
     /// Takes down how far the file of an open segment is sound: it need not have been noted when the last process ended. Only
-    /// where the memory is new: a kernel that goes on may show bytes that never came to disk.
+    /// where the memory is new: a kernel that was not restarted may show bytes that never came to disk.
     fn note_open(&mut self, identity: &SegmentIdentity, bytes: &[u8]) {
         let end = scan::scan(bytes, identity).closure.end;
         let noted = self.ends.iter().any(|(known, noted)| known == identity && *noted >= end);
@@ -387,7 +387,7 @@ fn raise(ends: &mut Open, (identity, end): (SegmentIdentity, Offset)) {
     }
 }
 
-/// True when the disk alone holds whatever this backup has acknowledged.
+/// True when the disk alone holds everything that this backup has acknowledged.
 fn disk_suffices(member_state: &MemberState) -> bool {
     member_state.complete || member_state.promise.durability == Durability::Flushed
 }

@@ -40,7 +40,7 @@ const ROWS_AT: u64 = 4096;
 const HEAD_SIZE: usize = 8;
 const _: () = assert!(HALVES_AT + 2 * ROW_SIZE as u64 <= ROW_STRIDE && HALVES_AT + 2 * OWNER_SIZE as u64 <= ROWS_AT);
 
-/// Whose memory this is.
+/// The process that the memory belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// The group that lent it.

@@ -220,7 +220,7 @@ impl Lender for Pool {
 }
 
 /// Puts what a backup of the longest log has written beside its segments into a folder. The ledger is almost as long as it can
-/// become before it is written anew: it has four entries for each segment.
+/// become before it is rewritten: it has four entries for each segment.
 fn prepare(folder: &Path) {
     let folder = LongLog(OsFolder::open(folder).unwrap());
     let promise = Promise {
@@ -326,7 +326,7 @@ fn the_longest_log_fits_into_a_backups_memory() {
         assert!(page.more && page.copies.len() == INVENTORY_PAGE_MAX);
         serde_json::to_vec(&page).unwrap();
     });
-    // Many at a time: the ledger is written anew, with all that is left.
+    // Many at a time: the ledger is rewritten, with all that is left.
     let trimming = measure(|| {
         let below = Lsn(INVENTORY_FOR_IMAGES as u64);
         assert_eq!(process.ask(Request::Trim(TrimRequest { caller: caller(), below })), Reply::Done);

@@ -47,7 +47,7 @@ impl Client {
         let path = path.as_ref();
         let mut client = Client::greet(path, options).await?;
         if client.session.open_ring().is_err() {
-            // Whatever keeps this process from mapping it, the socket does without.
+            // If this process cannot map it for any reason, the socket alone will do.
             client = Client::greet(path, &Options { socket_only: true, ..options.clone() }).await?;
         }
         Ok(client)
@@ -208,7 +208,7 @@ impl Client {
         self.ask(&Request::Barrier).await?.passed()
     }
 
-    /// Returns once everything that was appended before the call is on disk at every member, whatever the group's durability;
+    /// Returns once everything that was appended before the call is on disk at every member, in any durability of the group;
     /// the last record of which that is true. Takes a sync of the slowest disk, so the timeout should leave room for it.
     pub async fn sync(&mut self) -> Result<Lsn> {
         self.ask(&Request::Sync).await?.synced()
@@ -340,7 +340,7 @@ pub struct Records<'c> {
 }
 
 impl Records<'_> {
-    /// The history of what has been handed out: a further read goes on with it and the next LSN.
+    /// The history of what has been handed out: a further read continues with it and the next LSN.
     pub fn history(&self) -> History {
         self.reading.client.session.history()
     }
@@ -375,12 +375,12 @@ impl Tail<'_> {
         }
     }
 
-    /// The history of what has been handed out: a further read goes on with it and [`next_lsn`](Tail::next_lsn).
+    /// The history of what has been handed out: a further read continues with it and [`next_lsn`](Tail::next_lsn).
     pub fn history(&self) -> History {
         self.reading.client.session.history()
     }
 
-    /// The record that a further read would go on with.
+    /// The record that a further read would continue with.
     pub fn next_lsn(&self) -> Lsn {
         self.next
     }
@@ -422,12 +422,12 @@ impl Follow<'_> {
         }
     }
 
-    /// The history of what has been handed out: a further follow goes on with it and [`next_lsn`](Follow::next_lsn).
+    /// The history of what has been handed out: a further follow continues with it and [`next_lsn`](Follow::next_lsn).
     pub fn history(&self) -> History {
         self.reading.client.session.history()
     }
 
-    /// The record that a further follow would go on with.
+    /// The record that a further follow would continue with.
     pub fn next_lsn(&self) -> Lsn {
         self.next
     }

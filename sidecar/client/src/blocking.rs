@@ -43,7 +43,7 @@ impl Client {
         let path = path.as_ref();
         let mut client = Client::greet(path, options)?;
         if client.session.open_ring().is_err() {
-            // Whatever keeps this process from mapping it, the socket does without.
+            // If this process cannot map it for any reason, the socket alone will do.
             client = Client::greet(path, &Options { socket_only: true, ..options.clone() })?;
         }
         Ok(client)
@@ -53,7 +53,7 @@ impl Client {
         let failed = |source| Error::Connect { path: path.to_owned(), source };
         let stream = UnixStream::connect(path).map_err(failed)?;
         let session = Session::new(options.hold, !options.socket_only);
-        // On a single core whoever spins keeps the sidecar from working.
+        // On a single core a spinning client keeps the sidecar from working.
         let spin =
             if available_parallelism().is_ok_and(|cores| cores.get() > 1) { options.spin } else { Duration::ZERO };
         let mut client = Client { stream, session, timeout: None, spin };
@@ -64,7 +64,7 @@ impl Client {
 
     /// Changes [`Options::timeout`].
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        // Zero would mean "for ever" to the system.
+        // To the system, zero would mean no timeout.
         self.timeout = timeout.map(|t| t.max(Duration::from_millis(1)));
         self.stream.set_read_timeout(self.timeout)
     }
@@ -234,7 +234,7 @@ impl Client {
         self.ask(&Request::Barrier)?.passed()
     }
 
-    /// Returns once everything that was appended before the call is on disk at every member, whatever the group's durability;
+    /// Returns once everything that was appended before the call is on disk at every member, in any durability of the group;
     /// the last record of which that is true. Takes a sync of the slowest disk, so the timeout should leave room for it.
     pub fn sync(&mut self) -> Result<Lsn> {
         self.ask(&Request::Sync)?.synced()
@@ -412,7 +412,7 @@ pub struct Records<'c> {
 }
 
 impl Records<'_> {
-    /// The history of what has been handed out: a further read goes on with it and the next LSN.
+    /// The history of what has been handed out: a further read continues with it and the next LSN.
     pub fn history(&self) -> History {
         self.reading.client.session.history()
     }
@@ -427,7 +427,7 @@ impl Records<'_> {
     }
 }
 
-/// Ends after an error, unless it is a time-out: a read goes on after that.
+/// Ends after an error, unless it is a time-out: a read continues after that.
 impl Iterator for Records<'_> {
     type Item = Result<(Lsn, Vec<u8>)>;
 
@@ -462,12 +462,12 @@ impl Tail<'_> {
         }
     }
 
-    /// The history of what has been handed out: a further read goes on with it and [`next_lsn`](Tail::next_lsn).
+    /// The history of what has been handed out: a further read continues with it and [`next_lsn`](Tail::next_lsn).
     pub fn history(&self) -> History {
         self.reading.client.session.history()
     }
 
-    /// The record that a further read would go on with.
+    /// The record that a further read would continue with.
     pub fn next_lsn(&self) -> Lsn {
         self.next
     }
@@ -510,12 +510,12 @@ impl Follow<'_> {
         }
     }
 
-    /// The history of what has been handed out: a further follow goes on with it and [`next_lsn`](Follow::next_lsn).
+    /// The history of what has been handed out: a further follow continues with it and [`next_lsn`](Follow::next_lsn).
     pub fn history(&self) -> History {
         self.reading.client.session.history()
     }
 
-    /// The record that a further follow would go on with.
+    /// The record that a further follow would continue with.
     pub fn next_lsn(&self) -> Lsn {
         self.next
     }

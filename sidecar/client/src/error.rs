@@ -24,7 +24,7 @@ pub enum Error {
     /// Nothing was appended or read: go to the primary, or wait here for the role.
     #[error("nothing was done: {message}")]
     NotPrimary {
-        /// Who is, if known.
+        /// The primary, if known.
         primary: Option<String>,
         /// The sidecar's message.
         message: String,
@@ -58,7 +58,7 @@ pub enum Error {
         message: String,
     },
     /// [`Options::timeout`](crate::Options::timeout) went by without an answer. Nothing is lost: what was in
-    /// flight still is, and `next_ack` or `flush` returns its outcome; a read or tail goes on with its next call.
+    /// flight still is, and `next_ack` or `flush` returns its outcome; a read or tail continues with its next call.
     #[error("no answer within {} ms", after.as_millis())]
     TimedOut {
         /// The time-out.

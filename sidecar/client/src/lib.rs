@@ -5,7 +5,7 @@
 //! without I/O. The bytes are in `docs/append-socket.md`.
 //!
 //! If the sidecar agrees, requests and answers go through memory that both share ([`Welcome::ring`]), and the socket only wakes
-//! whoever sleeps. Nothing else changes; [`Options::socket_only`] does without.
+//! the side that sleeps. Nothing else changes; [`Options::socket_only`] does without.
 //!
 //! ```no_run
 //! use tailwind_client::{Lsn, blocking::Client};

@@ -64,7 +64,7 @@ impl Ring {
     /// Moves what waits into the ring and shows it to the sidecar. What has to go through the socket is in `aside` then.
     pub(crate) fn publish(&mut self, waiting: &mut Outbox) -> Result<(), BadPosition> {
         self.write(waiting)?;
-        // Whatever comes through the socket wakes the sidecar.
+        // Anything that comes through the socket wakes the sidecar.
         if self.requests.publish() && self.aside.unsent().is_empty() {
             self.aside.tail().extend_from_slice(&WAKE_SIDECAR_FRAME);
         }

@@ -99,7 +99,7 @@ fn mismatched() -> Error {
     Error::Protocol { what: "an answer that does not fit its request".to_owned() }
 }
 
-/// The end of a connection: the error for the first caller who runs into it, and its text for all later ones.
+/// The end of a connection: the error for the first caller that runs into it, and its text for all later ones.
 struct End {
     why: String,
     error: Option<Error>,
@@ -136,7 +136,7 @@ enum Found {
         at: usize,
         size: usize,
     },
-    /// To be handed out as it is; the read goes on.
+    /// To be handed out as it is; the read continues.
     News(ReadItem),
     /// The last frame of the read.
     Ended(Result<ReadItem, Error>),
@@ -217,8 +217,8 @@ impl Session {
         self.ring.is_none() && self.next_request == HELLO_REQUEST + 1
     }
 
-    /// Begins to use the ring that the welcome has announced. An error means that this process cannot, while the sidecar
-    /// counts on it: the connection is of no use.
+    /// Begins to use the ring that the welcome has announced. An error means that this process cannot, while the sidecar counts
+    /// on it: the connection is useless.
     pub(crate) fn open_ring(&mut self) -> io::Result<()> {
         if self.welcome.ring {
             let file = self.file.take().ok_or_else(|| io::Error::other("no file came with the welcome"))?;
@@ -494,8 +494,8 @@ impl Session {
         came
     }
 
-    /// Before the caller sleeps on the socket. True if it may: without a ring, or while the ring has nothing new. Whatever a
-    /// connection that is over has in its ring is not looked at any more.
+    /// Before the caller sleeps on the socket. True if it may: without a ring, or while the ring has nothing new. Once a
+    /// connection is over, its ring is not looked at any more.
     pub(crate) fn may_sleep(&mut self) -> bool {
         self.end.is_some() || self.ring.as_mut().is_none_or(|ring| ring.may_sleep(&self.outbox))
     }
@@ -742,7 +742,7 @@ impl Session {
         }
     }
 
-    /// The turn is the end of a follow that has handed out every record before it: whoever missed one must not append.
+    /// The turn is the end of a follow that has handed out every record before it: an app that missed one must not append.
     fn on_turn(&mut self, request: u64, epoch: Epoch, next: Lsn) -> Result<(), String> {
         self.check_follows(request, "a turn")?;
         if let Some(read) = self.read.as_mut().filter(|read| read.request == request && !read.stopping) {

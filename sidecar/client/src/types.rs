@@ -41,7 +41,7 @@ pub struct Welcome {
     pub first: Lsn,
     /// Last acknowledged record; 0 if there was none or it was unknown.
     pub last: Lsn,
-    /// Who was primary, if known.
+    /// The primary at that time, if known.
     pub primary: Option<String>,
 }
 
@@ -79,7 +79,7 @@ pub struct RoleInfo {
     pub epoch: Epoch,
     /// The last acknowledged record that it knew then.
     pub last: Lsn,
-    /// Who is primary, if known.
+    /// The primary, if known.
     pub primary: Option<String>,
 }
 
@@ -105,8 +105,8 @@ pub struct PassedBarrier {
     pub last: Lsn,
 }
 
-/// A position of the primary's log, taken after the call began: all that was acknowledged before is at or before `last`. Whoever
-/// has applied the records up to `last` may answer a request of that time as the primary would.
+/// A position of the primary's log, taken after the call began: all that was acknowledged before is at or before `last`. An app
+/// that has applied the records up to `last` may answer a request of that time as the primary would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The epoch of that primary.
@@ -115,7 +115,7 @@ pub struct Position {
     pub last: Lsn,
 }
 
-/// Where a read begins. An LSN alone will do for an app that has read nothing yet; one that goes on with its state names the
+/// Where a read begins. An LSN alone will do for an app that has read nothing yet; one that continues with its state names the
 /// history too, and gets [`ErrorCode::BeyondEnd`](crate::ErrorCode::BeyondEnd) if the log was cut and does not have everything
 /// that the state has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Two-sided replication under the contract of every fabric, for `./bench` to compare one-sided writes with.
 //!
-//! Everything above the fabric is the product's own. What differs is who puts the bytes into the slots: here the receiver's
-//! processor does, told by messages. `docs/decisions/0040-two-sided-baselines.md` says whom they stand for, why the
+//! Everything above the fabric is the product's own. What differs is what puts the bytes into the slots: here the receiver's
+//! processor does, told by messages. `docs/decisions/0040-two-sided-baselines.md` says which systems they stand for, why the
 //! comparison is fair, and why they never ship. In the order in which bytes meet them:
 //!
 //! - `sender` and its `channel`: non-blocking, driven by the append path.
@@ -78,8 +78,8 @@ pub fn tcp_receiver(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceive
 /// How long a thread of the receiver looks for work before it sleeps: as long as a sidecar does by default.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Looks for a while whether it is so. Others that want the processor get it meanwhile: with more threads than processors,
-/// spinning would keep away the very thread that is waited for.
+/// Checks for a while whether it is so, and yields the processor in between: with more threads than processors, spinning would
+/// keep away the very thread that is waited for.
 fn spin_until(mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {

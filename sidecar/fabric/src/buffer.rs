@@ -3,7 +3,7 @@
 //! Made by [`Sender::allocate`](crate::Sender::allocate). The append path owns the [`AppendBuffer`]; channels, and
 //! tasks that read the log, hold clones of the [`SharedBuffer`]. Nothing but the first and the last of them allocates or
 //! locks: the last one puts the memory back into the [`BufferPool`] that it came from, for the next buffer. Mapping a segment
-//! anew costs a page fault for every page, and with RDMA a registration.
+//! again costs a page fault for every page, and with RDMA a registration.
 //!
 //! # Why a writer and readers may share the memory
 //!

@@ -78,7 +78,7 @@ pub struct RemoteBuffer {
     pub(crate) memory: Option<Arc<Mapping>>,
 }
 
-/// The receiving half: a backup's memory and who may write it. Not on the write path.
+/// The receiving half: a backup's memory and which writers may write it. Not on the write path.
 pub trait Receiver: Send {
     /// Which fabric this is.
     fn kind(&self) -> FabricKind;
@@ -151,6 +151,6 @@ pub trait Channel: Send + fmt::Debug {
     /// had; none where completions are immediate.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
     /// To be called before sleeping on [`Channel::readiness`], with everything polled; what was posted since is on its way
-    /// then, except for what lingers. True when something has completed or failed meanwhile: then poll, instead of sleeping.
+    /// then, except for what lingers. True when something has completed or failed since: then poll, instead of sleeping.
     fn arm(&mut self) -> bool;
 }

@@ -158,8 +158,8 @@ impl Mapping {
         self.flag_word().store(LENT, Ordering::SeqCst);
     }
 
-    /// Stops writes through other processes' mappings from completing, if there can be any. Whoever reads the bytes
-    /// after this returns sees every write that has completed: the receiver's half of the proof in [`shm`](crate::shm).
+    /// Stops writes through other processes' mappings from completing, if there can be any. A read of the bytes after this
+    /// returns sees every write that has completed: the receiver's half of the proof in [`shm`](crate::shm).
     pub(crate) fn end(&self) {
         if self.flag() != Flag::NeverLent {
             self.flag_word().store(ENDED, Ordering::SeqCst);
@@ -177,8 +177,8 @@ impl Mapping {
         self.word(SHARE_OFFSET).store(key, Ordering::SeqCst);
     }
 
-    /// Ends the share, if there is one. Whatever is written to the memory after this returns completes no read of the
-    /// share: the receiver's half of the last proof in [`shm`](crate::shm).
+    /// Ends the share, if there is one. No read of the share completes with bytes that are written after this returns: the
+    /// receiver's half of the last proof in [`shm`](crate::shm).
     pub(crate) fn end_share(&self) {
         self.word(SHARE_OFFSET).store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);

@@ -172,7 +172,7 @@ pub enum Grant {
     Shm {
         /// Absolute path of the file.
         path: String,
-        /// Is in the file too: a path that has been lent again meanwhile does not open to an old grant.
+        /// Is in the file too: a path that has been lent again since does not open to an old grant.
         key: u64,
         /// Bytes of the slot.
         length: u32,

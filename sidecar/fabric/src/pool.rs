@@ -11,7 +11,7 @@
 //!
 //! A slot is a name, `slot-0000.buf`. To lend it is to make a new, allocated, all-zero file and rename it over that
 //! name. A process that still maps the old file keeps an orphan that nobody reads. So "zero when lent" and "unreachable for
-//! earlier lendings" are true by construction, whatever a frozen writer does when it wakes. The orphan's memory is
+//! earlier lendings" are true by construction, no matter what a frozen writer does when it wakes. The orphan's memory is
 //! given back at once (a hole is punched) instead of when its last mapping goes: a sleeping writer must not hold memory
 //! of the pool. Only its flag page stays, which is where that writer finds that its lending has ended.
 //!
@@ -271,7 +271,7 @@ impl Pool {
         }
     }
 
-    /// Puts `new` in the place of `current`. The order matters: once the name has moved, a crash would leave nobody who
+    /// Puts `new` in the place of `current`. The order matters: once the name has moved, a crash would leave no process that
     /// knows the old file, so its writer must have been stopped before.
     fn replace(&self, slot: SlotId, current: &mut Option<Inode>, new: Inode) -> Result<(), PoolError> {
         if let Some(old) = &*current {
@@ -307,7 +307,7 @@ impl Pool {
         let file = match self.folder.open_file(&self.name(slot), OFlags::empty()) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // Whatever has its name now, nothing of worth is in it.
+            // Even if something has its name now, it contains nothing of value.
             Err(_) if slot == self.side_slot() => return Ok(None),
             Err(error) => return Err(io_error("open", &path)(error)),
         };
@@ -357,7 +357,7 @@ impl Pool {
 }
 
 impl Inode {
-    /// Whoever writes or reads the memory through a grant fails from now on.
+    /// Writes and reads of the memory through a grant fail from now on.
     fn withdraw(&self) {
         self.memory.end();
         self.memory.end_share();
@@ -407,8 +407,8 @@ impl Claim {
         self.pool.remove(slot, &mut self.pool.exclusive(slot))
     }
 
-    /// The same, but clears the memory and keeps it for [`Claim::renew`]. The caller answers for this: whoever may write the memory
-    /// through an earlier grant is not in the middle of a write, and begins none.
+    /// The same, but clears the memory and keeps it for [`Claim::renew`]. The caller guarantees that no writer with an earlier
+    /// grant is in the middle of a write or begins one.
     pub(crate) fn keep(&self, slot: SlotId) {
         if let Some(inode) = &mut *self.pool.exclusive(slot) {
             inode.withdraw();

@@ -1,4 +1,4 @@
-//! The read side of the fabric contract: who may read lent memory one-sidedly, and what a completed read is worth.
+//! The read side of the fabric contract: which readers may read lent memory one-sidedly, and what a completed read is worth.
 //!
 //! A backup *shares* slots ([`Sharer`]); a *reader* (a standby's sidecar, a read replica, another backup) opens read
 //! channels to it ([`Reader`], [`ReadChannel`]). It has rights of its own: nothing here lets anyone write, and nothing in
@@ -44,8 +44,8 @@ pub const READ_CHANNELS_MAX: usize = 4;
 /// Reads of one channel that may be on their way.
 pub const READS_MAX: usize = 64;
 
-/// The backup's half: what is shared, and with whom. Not on the path of writes. A [`Receiver`](crate::Receiver) that can
-/// be read from gives it by [`Receiver::sharer`](crate::Receiver::sharer).
+/// The backup's half: what is shared, and with which readers. Not on the path of writes. A [`Receiver`](crate::Receiver) that
+/// can be read from gives it by [`Receiver::sharer`](crate::Receiver::sharer).
 pub trait Sharer {
     /// Takes a place for one channel of `reader`, which is ready when the admission is complete. Refused when there are
     /// [`READERS_MAX`] others.
@@ -55,7 +55,7 @@ pub trait Sharer {
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError>;
     /// Ends the share of the slot, if there is one (promise 10).
     fn end_share(&mut self, slot: SlotId);
-    /// Forgets a reader, and ends its channels where the fabric can: over `shm` it may go on reading what it has attached.
+    /// Forgets a reader, and ends its channels where the fabric can: over `shm` it may continue to read what it has attached.
     fn dismiss(&mut self, reader: ReaderId);
 }
 

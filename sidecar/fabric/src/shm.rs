@@ -78,7 +78,7 @@ pub struct ShmReceiver {
     readers: Readers,
 }
 
-/// Who has, or had, a grant for a slot's memory.
+/// The writer that has, or had, a grant for a slot's memory.
 #[derive(Clone, Copy, Debug)]
 struct Lending {
     writer: Writer,

@@ -13,12 +13,12 @@
 //!
 //! # Why revocation is a barrier
 //!
-//! 1. A writer's queue pairs and registrations are in a protection domain of its own, and `rkey`s are made anew with each
-//!    lending. A work request needs both: it arrives on a queue pair and names a key of the same domain.
+//! 1. A writer's queue pairs and registrations are in a protection domain of its own, and each lending has new `rkey`s. A work
+//!    request needs both: it arrives on a queue pair and names a key of the same domain.
 //! 2. Revocation takes the write right from each queue pair of the writer, which a living sender notices at once (the card
 //!    answers with a NAK, `IBV_WC_REM_INV_REQ_ERR`). This is courtesy: the proof does not need it.
 //! 3. It moves each queue pair to ERROR and destroys it. `ibv_destroy_qp(3)` returns when the card has let go of the
-//!    queue pair: no packet for it is accepted afterwards, whatever is still on its way (promise 3b), and none is
+//!    queue pair: no packet for it is accepted afterwards, even one that is still on its way (promise 3b), and none is
 //!    acknowledged (3a).
 //! 4. Then it deregisters the writer's lendings. `ibv_dereg_mr(3)` returns when the card no longer uses their
 //!    translations, and the kernel unpins the pages behind it: what the card had accepted is in memory (3c).

@@ -169,7 +169,7 @@ fn a_segment_with_a_corrupt_footer_is_identified_by_its_bytes() {
     assert_eq!((listing.closed, listing.unexpected), (vec![], 1), "not by its bytes either");
 }
 
-/// The next start has the file written anew.
+/// The next start has the file rewritten.
 #[test]
 fn on_a_full_disk_files_stay_as_they_are() {
     let dir = tempfile::tempdir().unwrap();

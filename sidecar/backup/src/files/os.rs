@@ -232,7 +232,7 @@ mod tests {
         assert!(error.contains("in use by another backup daemon"), "{error}");
     }
 
-    /// Whoever may write to it may exchange segments and promises.
+    /// Anybody who may write to it may exchange segments and promises.
     #[test]
     fn a_folder_that_others_may_write_is_refused() {
         let dir = tempfile::tempdir().unwrap();

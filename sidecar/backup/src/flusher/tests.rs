@@ -239,7 +239,7 @@ fn a_file_longer_than_its_corrupt_buffer_is_kept() {
     fixture.buffer.borrow_mut()[ends[1] as usize] ^= 1;
     let rotten = scan::scan(&fixture.buffer.borrow(), &identity()).closure;
     assert_eq!(rotten.end, Offset(ends[1]));
-    // Made anew after a failure, or when the process ends.
+    // Recreated after a failure, or when the process ends.
     fixture.flusher.files.clear();
     fixture.ask(ends[3]);
     let answers = fixture.flusher.work(&fixture.buffer);

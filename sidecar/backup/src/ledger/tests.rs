@@ -89,7 +89,7 @@ fn an_open_segment_has_a_file_until_it_is_owed_or_settled() {
     let contents = fixture.read();
     assert_eq!((contents.owed, contents.doubts), (vec![segment(1), segment(5)], vec![]));
     assert_eq!(contents.open, open);
-    // So does a file that is written anew.
+    // So does a file that is rewritten.
     assert!(fixture.open().rewrite(&fixture.folder).unwrap());
     assert_eq!(fixture.read().open, open);
     fixture.open().clear(&fixture.folder).unwrap();
@@ -111,7 +111,7 @@ fn older_notes_are_reported_until_the_doubt_is_recorded_elsewhere() {
     let notes = Newest::new(3);
     let mut ledger = open(&notes).0;
     ledger.owe(&fixture.folder, &[segment(2)]).unwrap();
-    assert!(open(&Newest::new(4)).1.notes_are_older, "what is recorded meanwhile hides nothing");
+    assert!(open(&Newest::new(4)).1.notes_are_older, "what is recorded since hides nothing");
     assert!(notes.is_behind());
     ledger.mend(&fixture.folder).unwrap();
     assert!(!notes.is_behind());
@@ -155,7 +155,7 @@ fn a_damaged_ledger_on_a_full_disk_is_repaired_later() {
     ledger.mend(&fixture.folder).unwrap();
     ledger.owe(&fixture.folder, &[segment(6)]).unwrap();
     let LedgerContents { owed, doubts, .. } = fixture.read();
-    assert_eq!((owed.len(), doubts.len()), (5, 1), "it goes on, and says what it cannot say");
+    assert_eq!((owed.len(), doubts.len()), (5, 1), "it continues, and says what it cannot say");
     fixture.folder.set_full(false);
     ledger.mend(&fixture.folder).unwrap();
     fixture.owes(&[1, 3, 4, 5, 6]);

@@ -1,5 +1,5 @@
-//! A backup of durability `flushed` loses its memory, and its folder is not what it was: whatever was done to its files, it does
-//! not say that less was there.
+//! A backup of durability `flushed` loses its memory, and its folder is not what it was: even then, it does not say that less
+//! was there.
 
 use std::fs;
 use std::path::Path;
@@ -397,13 +397,13 @@ fn damage_is_never_absence() {
         for nth in 1..3 {
             let process = Process::start_anew(&fixture.folder());
             assert!(!process.is_witness(), "{what}, start {nth}: {:?}", process.damage());
-            // It notes whatever it wants to note, and forgets nothing by that.
+            // It writes its notes, and forgets nothing by that.
             process.end();
         }
     }
 }
 
-/// Whoever appends has seen the doubt, and it ends: it does not come back with the next start.
+/// The appending primary has seen the doubt, so it ends: it does not come back with the next start.
 #[test]
 fn a_doubt_ends_with_the_next_append() {
     for (what, strike) in DAMAGES {
@@ -411,7 +411,7 @@ fn a_doubt_ends_with_the_next_append() {
         strike(&fixture);
         let mut process = Process::start_anew(&fixture.folder());
         let copies = process.fence(2).copies;
-        // The group has the log from other members up to here, and goes on with another segment.
+        // The group has the log from other members up to here, and continues with another segment.
         let caller = process.caller();
         let rest: Vec<_> = copies.into_iter().filter(|copy| copy.identity.segment > SegmentId(1)).collect();
         assert_eq!(process.ask(Request::Drop(DropRequest { caller, copies: rest })), Reply::Done);

@@ -37,7 +37,7 @@ class AsyncClient(Connection):
     def __init__(self, path: Path, hold: bool = False) -> None:
         super().__init__(path, hold)
         self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._asked: Dict[int, asyncio.Future[Any]] = {}  # who waits for which answer
+        self._asked: Dict[int, asyncio.Future[Any]] = {}  # the waiter for each answer
         self._failed: Failures = {}
         self._waiters: Set[asyncio.Future[None]] = set()
         self._send_is_due = self._writes = self._reads = False
@@ -155,7 +155,7 @@ class AsyncClient(Connection):
         return cast(PassedBarrier, await self._ask(frames.BARRIER))
 
     async def sync(self) -> int:
-        """Waits until everything appended before the call is on disk at every member, whatever the group's durability; returns the
+        """Waits until everything appended before the call is on disk at every member, in any durability of the group; returns the
         last LSN of which that is true. Raises `NotPrimary`."""
         return cast(int, await self._ask(frames.SYNC))
 
@@ -290,7 +290,7 @@ class AsyncClient(Connection):
 
 
 class _Submitted(asyncio.Future):  # type: ignore[type-arg]  # Python 3.9
-    """The answer to a `submit`. Whoever takes it knows of its failure."""
+    """The answer to a `submit`. Taking it reports its failure."""
 
     def __init__(self, number: int, failures: Failures, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -320,7 +320,7 @@ class AsyncReading(Generic[E]):
 
     @property
     def history(self) -> int:
-        """The history of the records that were yielded, 0 if unknown: name it to go on behind them later."""
+        """The history of the records that were yielded, 0 if unknown: name it to continue after them later."""
         return self._reading.history
 
     def __aiter__(self) -> AsyncReading[E]:

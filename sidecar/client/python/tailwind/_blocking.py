@@ -150,7 +150,7 @@ class Client(Connection):
         return cast(PassedBarrier, self._ask(frames.BARRIER))
 
     def sync(self) -> int:
-        """Waits until everything appended before the call is on disk at every member, whatever the group's durability; returns the
+        """Waits until everything appended before the call is on disk at every member, in any durability of the group; returns the
         last LSN of which that is true. Raises `NotPrimary`."""
         return cast(int, self._ask(frames.SYNC))
 
@@ -221,7 +221,7 @@ class Reading(Generic[E]):
 
     @property
     def history(self) -> int:
-        """The history of the records that were yielded, 0 if unknown: name it to go on behind them later."""
+        """The history of the records that were yielded, 0 if unknown: name it to continue after them later."""
         return self._reading.history
 
     def __iter__(self) -> Reading[E]:

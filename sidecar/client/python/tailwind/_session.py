@@ -204,7 +204,7 @@ class Session:
             raise self.ended()
 
     def ended(self) -> Disconnected:
-        """Why it is over, as an exception of its own for each who asks."""
+        """Why it is over, as a new exception for each caller."""
         assert self.end is not None
         return type(self.end)(str(self.end), self.end.code)
 
@@ -329,7 +329,7 @@ class Session:
         elif request in self._asked:
             self._answer(request, error)
         if said.fatal:
-            # Whoever asked gets the reason by its class; for all others the connection is over.
+            # The request that failed gets the reason by its class; for all others the connection is over.
             self.lose(Disconnected(str(error), said.code))
 
     def _running(self, request: int) -> Reading:

@@ -52,12 +52,12 @@ fn a_follow_ends_with_the_turn() {
     drop(follow);
     let role_info = client.role_info();
     assert_eq!((role_info.role, role_info.epoch, role_info.last), (Role::Primary, Epoch(5), Lsn(7)));
-    assert_eq!(role_info.primary, None, "no longer the one who was");
+    assert_eq!(role_info.primary, None, "no longer the earlier one");
     assert_eq!(client.append(b"x").unwrap(), Lsn(8));
     server.join();
 }
 
-/// What is read belongs to a history, which the next request names, by whatever way it reads on.
+/// What is read belongs to a history, which the next request names, whatever kind of request it is.
 #[test]
 fn a_position_is_a_history_and_an_lsn() {
     let (mut client, server) = connect(|peer| {
@@ -209,7 +209,7 @@ fn an_error_ends_a_follow() {
     server.join();
 }
 
-/// Who misses a record and is told to append would write over what others know.
+/// An app that misses a record and is told to append would write over what others know.
 #[test]
 fn a_turn_that_leaves_a_gap_is_a_violation() {
     type Violation = fn(&mut Peer, u64);

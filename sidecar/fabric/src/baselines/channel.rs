@@ -159,7 +159,7 @@ impl<L: Link> Channel for MessageChannel<L> {
         check_range(remote, local, &range);
         let (start, length) = (range.start, range.end - range.start);
         self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
-        // With others waiting before it the link is full, or too many are on their way: the next poll goes on.
+        // With others waiting before it the link is full, or too many are on their way: the next poll continues.
         if self.unsent.len() == 1 { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
     }
 
@@ -198,7 +198,7 @@ impl<L: Link> Channel for MessageChannel<L> {
     }
 
     fn arm(&mut self) -> bool {
-        // Bytes that were only queued must not wait for whatever wakes the path.
+        // Bytes that were only queued must not wait until something wakes the path.
         let sent = self.failure.map_or_else(|| self.send(), Err);
         let failed = sent.map_err(|failure| self.fail(failure)).is_err();
         failed || self.completed > self.reported || self.link.arm(!self.unsent.is_empty())

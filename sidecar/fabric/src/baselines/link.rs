@@ -34,7 +34,7 @@ pub(super) trait Link: fmt::Debug + Send {
     fn close(&mut self);
 }
 
-/// A connection that comes before the deadline, and the time that was left; none where whoever came is gone again. The
+/// A connection that comes before the deadline, and the time that was left; none if the peer that connected is gone again. The
 /// listener does not block.
 pub(super) fn next_connection(
     listener: &UnixListener,

@@ -72,7 +72,7 @@ impl MessageReceiver {
     fn drain(&self) {
         for connection in &self.connections {
             if let Some(applier) = &connection.applier {
-                // Who breaks the rules is out, and learns of it.
+                // A sender that breaks the rules is disconnected, and learns of it.
                 let _ = ring::lock(applier).drain(&self.registry, &connection.socket);
             }
         }
@@ -180,7 +180,7 @@ impl Receiver for MessageReceiver {
     }
 
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
-        // Also what has completed of writers that go on can be read afterwards (promise 2).
+        // What has completed of writers that continue can be read afterwards, too (promise 2).
         self.drain();
         self.stop(|held| held < writer, |registry| registry.revoke_below(writer))
     }

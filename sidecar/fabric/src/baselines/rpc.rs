@@ -44,7 +44,7 @@ pub(super) fn serve(
     let (give_back, spares) = sync_channel(HANDED_MAX + 1);
     thread::scope(|scope| {
         let worker = || {
-            // Whatever went wrong, the answer is the same: the end of the connection.
+            // Every failure has the same result: the end of the connection.
             let _ = work(&messages, &give_back, answers);
             drop(messages);
             end();

@@ -114,7 +114,7 @@ impl Opening for MessageOpening {
 }
 
 impl MessageOpening {
-    /// Of those who connect, the one that presents the secret is the receiver. Blocking, and bounded.
+    /// Of the processes that connect, the one that presents the secret is the receiver. Blocking, and bounded.
     fn receive(&self, secret: &Secret) -> io::Result<ShmLink> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         loop {

@@ -1,4 +1,4 @@
-//! What can go wrong with a pool, in words for the person who runs it.
+//! What can go wrong with a pool, in words for the administrator.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ pub(super) const ONE_BY_ONE: &str = "Remove none: a buffer may be the only copy 
 
 /// What to do about a folder that another user can have made, or can write to.
 pub(super) const OWN_FOLDER: &str = "Give this backup a folder of its own with --pool, in a folder where other users cannot \
-                                     make it first. To go on with this one, see to it that nobody else has changed what is \
+                                     make it first. To keep using this one, see to it that nobody else has changed what is \
                                      in it; then let it belong to this backup's user and have mode 0700";
 
-/// What went wrong with a pool, in words for the person who runs it.
+/// What went wrong with a pool, in words for the administrator.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The pool cannot be set up as requested.
@@ -29,7 +29,7 @@ pub enum PoolError {
     InUse {
         /// The pool's folder.
         dir: PathBuf,
-        /// Who.
+        /// The user of the folder.
         by: &'static str,
     },
     /// The folder was made for other slots.

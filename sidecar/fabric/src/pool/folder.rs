@@ -15,7 +15,7 @@ use super::error::{ONE_BY_ONE, OWN_FOLDER, PoolError, io_error};
 
 /// The file that a process holds locked.
 const LOCK: &str = "lock";
-/// How long a process may take to die: it unmaps and unpins its memory meanwhile.
+/// How long a process may take to die: it first unmaps and unpins its memory.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The side slot's file.
 pub(super) const SIDE_FILE: &str = "side.buf";

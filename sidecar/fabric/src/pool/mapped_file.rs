@@ -43,7 +43,7 @@ impl MappedFile {
         self.memory.len() as u64
     }
 
-    /// Copies `bytes` to `offset`. A process that is killed meanwhile leaves some of them written.
+    /// Copies `bytes` to `offset`. A process that is killed during the copy leaves some of them written.
     ///
     /// # Panics
     /// When they do not fit.

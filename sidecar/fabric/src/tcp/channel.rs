@@ -21,8 +21,8 @@ use super::wire::{ACK_SIZE, HEADER_SIZE, Header, Payload};
 /// Writes posted and not completed: at some KB each, a few MB on the way, more than a 100 Gbit/s network holds in 100
 /// µs.
 const QUEUE_MAX: usize = 1024;
-/// Each write costs a system call, packets and a wake-up at either end, whatever its size. With a few on their way, the next
-/// one waits for a quarter of a round trip at most.
+/// Each write costs a system call, packets and a wake-up at either end, regardless of its size. With a few on their way, the
+/// next one waits for a quarter of a round trip at most.
 const DEPTH: u32 = 4;
 /// Writes handed to the kernel in one call.
 const GATHER_MAX: usize = 16;

@@ -49,7 +49,7 @@ struct Frame {
 pub(super) fn serve(registry: &Registry, writer: Writer, stream: &TcpStream) {
     let mut reader =
         ConnectionReader { registry, writer, stream, lending: None, open: None, applied: 0, acknowledged: 0 };
-    // Whatever went wrong, the answer is the same: a closed connection. The sender knows why, or must not know.
+    // Every failure has the same result: a closed connection. The sender knows why, or must not know.
     let _ = reader.serve();
     let _ = stream.shutdown(Shutdown::Both);
 }
@@ -101,8 +101,8 @@ impl ConnectionReader<'_> {
         Ok(None)
     }
 
-    /// Writes whatever `bytes` hold into the slots, in address order; returns how many it took. `None`: the sender
-    /// broke the rules, or its lending is over.
+    /// Writes the pieces in `bytes` into the slots, in address order; returns how many it took. `None`: the sender broke the
+    /// rules, or its lending is over.
     fn apply(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut taken = 0;
         loop {

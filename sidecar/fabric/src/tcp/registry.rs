@@ -1,4 +1,4 @@
-//! Who may write what over TCP: secrets, lendings and open connections, under one lock.
+//! Which writers may write what over TCP: secrets, lendings and open connections, under one lock.
 //!
 //! The receiver's control calls fill and revoke it, the acceptor spends secrets, the connection readers look lendings up.
 //! The lock is held for table work only, never while a thread is waited for or bytes move. Steps 1 to 4 of the proof in

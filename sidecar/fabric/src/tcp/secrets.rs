@@ -40,14 +40,14 @@ impl<Owner: Copy> Secrets<Owner> {
         self.0.push_back(Admission { owner, secret, until: now + SECRET_LIFETIME });
     }
 
-    /// Whose secret was presented. It is valid once.
+    /// The owner of the secret that was presented. It is valid once.
     pub(super) fn spend(&mut self, presented: &[u8; SECRET_SIZE], now: Instant) -> Option<Owner> {
         self.0.retain(|admission| now < admission.until);
         let index = self.0.iter().position(|admission| admission.secret.matches(presented))?;
         self.0.remove(index).map(|admission| admission.owner)
     }
 
-    /// Forgets all secrets of those who are over.
+    /// Forgets all secrets of owners that are over.
     pub(super) fn forget(&mut self, is_over: impl Fn(Owner) -> bool) {
         self.0.retain(|admission| !is_over(admission.owner));
     }

@@ -96,8 +96,8 @@ impl Region {
     ///
     /// # Safety
     /// The bytes are mapped, and stay mapped until the region is gone. With [`Access::RemoteWrite`] no reference to them exists
-    /// meanwhile: the holder of the key may change them at any time. With [`Access::LocalWrite`] none exists to those that
-    /// a read on its way lands in.
+    /// during that time: the holder of the key may change them at any time. With [`Access::LocalWrite`] none exists to those
+    /// that a read on its way lands in.
     pub(super) unsafe fn register(
         domain: &Arc<Domain>,
         address: *mut u8,

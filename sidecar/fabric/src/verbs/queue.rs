@@ -95,8 +95,8 @@ impl CompletionQueue {
         // SAFETY: the channel lives; it does not block (set in `new`).
         let taken = unsafe { ffi::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut user) } == 0;
         if taken {
-            // SAFETY: exactly the event that was taken; the channel serves this queue alone. Unacknowledged events would have
-            // ibv_destroy_cq wait for ever.
+            // SAFETY: exactly the event that was taken; the channel serves this queue alone. Unacknowledged events would make
+            // ibv_destroy_cq wait indefinitely.
             unsafe { ffi::ibv_ack_cq_events(self.raw.as_ptr(), 1) };
         }
         taken
@@ -283,13 +283,13 @@ impl QueuePair {
         )
     }
 
-    /// Takes all remote rights away, in whatever state it is; the other side notices at its next packet.
+    /// Takes all remote rights away, in any state; the other side notices at its next packet.
     pub(super) fn refuse_all(&self) -> io::Result<()> {
         let mut attributes = ffi::ibv_qp_attr { qp_access_flags: 0, ..Default::default() };
         self.modify(&mut attributes, ffi::ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)
     }
 
-    /// To ERROR, from any state: whatever is queued is flushed, packets are dropped.
+    /// To ERROR, from any state: queued work requests are flushed, packets are dropped.
     pub(super) fn fail(&self) -> io::Result<()> {
         let mut attributes = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
         self.modify(&mut attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE)

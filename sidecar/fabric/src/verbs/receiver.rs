@@ -134,7 +134,7 @@ impl VerbsReceiver {
         Ok(VerbsReceiver { writers, revoked_below, sharing, stuck, completions, port, tuning, watcher, context, pool })
     }
 
-    /// Refuses to go on when the device cannot be used.
+    /// Fails if the device cannot be used.
     pub(super) fn check_device(&self) -> Result<(), FabricError> {
         let problem = self.problem();
         problem.map_or(Ok(()), |why| Err(FabricError::io("use the RDMA device")(io::Error::other(why))))
@@ -165,7 +165,7 @@ impl VerbsReceiver {
         };
         let destroyed = destroy([oldest], &self.completions);
         if let Err(error) = &destroyed {
-            // It may go on taking writes, and no revocation would know of it.
+            // It may continue to take writes, and no revocation would know of it.
             self.stuck = Some(format!("an old queue pair cannot be destroyed ({error})"));
         }
         destroyed

@@ -8,7 +8,7 @@ use std::time::Duration;
 const UNIT_NS: u64 = 4096;
 /// A card may wait up to four times the timeout that it was given (same section).
 const SLACK: u32 = 4;
-/// Largest exponent: five bits in `ibv_modify_qp(3)`. 0 would mean "for ever".
+/// Largest exponent: five bits in `ibv_modify_qp(3)`. 0 would mean "without end".
 const EXPONENT_MAX: u8 = 31;
 /// Largest count: three bits.
 const RETRIES_MAX: u8 = 7;

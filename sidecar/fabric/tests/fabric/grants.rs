@@ -1,5 +1,5 @@
-//! Grants over `shm` that a receiver which lies makes up: whatever file they name, the sender's and the reader's memory stays what
-//! it was.
+//! Grants over `shm` that a lying receiver makes up: no matter which file they name, the sender's and the reader's memory stays
+//! as it was.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -90,7 +90,7 @@ fn a_grant_whose_lending_is_over_is_refused() {
     assert!(file.metadata().unwrap().blocks() * 512 <= 4 * PAGE, "nothing was mapped");
 }
 
-/// A channel panics at a write behind the end of its slot: who writes looks at the grant first.
+/// A channel panics at a write behind the end of its slot: the writer checks the grant first.
 #[test]
 fn a_grant_of_too_few_bytes_is_refused_on_every_fabric() {
     let grants = [

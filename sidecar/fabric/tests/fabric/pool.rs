@@ -1,4 +1,4 @@
-//! The pool as the person who runs a backup meets it: folders, restarts, and every way in which it can say no.
+//! The pool as an administrator meets it: folders, restarts, and every way in which it can say no.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
@@ -21,7 +21,7 @@ fn folder() -> TempDir {
     if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
 
-/// The error, and what a person would read of it.
+/// The error, and its text as people read it.
 fn refusal(dir: &Path, slots: u32, slot_size: u32) -> (PoolError, String) {
     let error = Pool::open(dir, slots, slot_size).unwrap_err();
     let message = error.to_string();
@@ -119,7 +119,7 @@ fn is_root(test: &str) -> bool {
 /// A user that is not this one.
 const STRANGER: u32 = 65534;
 
-/// Whoever owns the folder may exchange what is in it, at any time.
+/// The owner of the folder may exchange what is in it, at any time.
 #[test]
 fn a_folder_of_another_user_is_refused() {
     if !is_root("a_folder_of_another_user_is_refused") {

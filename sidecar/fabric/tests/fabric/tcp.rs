@@ -267,7 +267,7 @@ fn a_secret_is_valid_once() {
     assert_eq!(second.until_closed(), b"");
     let key = backup.key(1, 0);
     first.write(key, 0, b"!");
-    assert_eq!(first.ack(), 1, "the first goes on");
+    assert_eq!(first.ack(), 1, "the first continues");
 
     let answer = backup.answer(1);
     TcpSender::default().begin().unwrap().connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();

@@ -14,7 +14,7 @@ use crate::tcp::wire::{ANSWER_SIZE, HEADER_SIZE, Header, READY, answer};
 
 /// Serves a connection that has presented a reader's secret, until either side ends it or the reader breaks a rule.
 pub(super) fn serve(shares: &Shares, stream: &TcpStream) {
-    // Whatever went wrong, the answer is the same: a closed connection. The reader knows why, or must not know.
+    // Every failure has the same result: a closed connection. The reader knows why, or must not know.
     let _ = answer_requests(shares, stream);
     let _ = stream.shutdown(Shutdown::Both);
 }

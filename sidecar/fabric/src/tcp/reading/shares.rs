@@ -1,4 +1,4 @@
-//! Who may read what over TCP: readers, their secrets and connections, and the shared slots.
+//! Which readers may read what over TCP: readers, their secrets and connections, and the shared slots.
 //!
 //! The receiver's control calls fill it, the acceptor spends secrets, the answering threads look shares up. Its lock is
 //! held for table work only, and is not that of the [`registry`](crate::tcp::registry): writers never meet it.

@@ -105,7 +105,7 @@ impl Sharer for VerbsReceiver {
             pair.connect(&port, &remote, first_psn, reads, tuning)?;
             let endpoint = Endpoint { reads, ..port.endpoint(pair.number(), first_psn) };
             pairs.keep(reader, pair, &completions)?;
-            // The order of bytes is of no use to a reader.
+            // A reader does not need the order of bytes.
             Ok(ChannelAnswer::Verbs { endpoint, in_order: false })
         };
         Ok(Admission::after(move || connect().map_err(cannot_connect())))
@@ -119,7 +119,7 @@ impl Sharer for VerbsReceiver {
             if !self.sharing.shares.contains_key(&slot) {
                 let domain = self.reading_domain()?;
                 // SAFETY: the share keeps the mapping until the region is gone, and the card only reads by it. No reference to
-                // a mapped slot's bytes is ever made, so that it does not matter who writes them meanwhile.
+                // a mapped slot's bytes is ever made, so it does not matter what writes them at the same time.
                 let region =
                     unsafe { Region::register(&domain, memory.address(), length as usize, Access::RemoteRead) }?;
                 self.sharing.shares.insert(slot, RegisteredSlot::new(region, memory));

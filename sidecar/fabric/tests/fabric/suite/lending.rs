@@ -23,7 +23,7 @@ pub(crate) fn lent_memory_is_zero(fabric: &Fabric) {
     for writer in 1..4 {
         fill(&mut world, writer, 1);
         world.lend(writer, 1);
-        assert!(is_zero(&world.contents(1)), "lent anew to the same writer");
+        assert!(is_zero(&world.contents(1)), "lent again to the same writer");
         fill(&mut world, writer, 1);
         world.receiver.end_lending(SlotId(1));
         world.lend(writer, 1);
@@ -70,7 +70,7 @@ pub(crate) fn released_memory_is_lent_anew(fabric: &Fabric) {
         failure(&mut *late, &old, &full);
 
         let new = world.lend(1, 2);
-        assert!(is_zero(&world.contents(2)), "lent anew");
+        assert!(is_zero(&world.contents(2)), "lent again");
         let mut late = world.channel(1);
         let _ = late.post(&old, &full, 0..SLOT_SIZE);
         failure(&mut *late, &old, &full);

@@ -186,7 +186,7 @@ pub(crate) fn a_share_ends_with_its_memory(fabric: &Fabric) {
         }
         if world.pool.has(SlotId(0)) {
             let (again, mut reading) = (world.share(0), world.read_channel(7, 100));
-            assert!(fetch(&mut *reading, &again, 0..10).unwrap() == world.contents(0)[..10], "shared anew");
+            assert!(fetch(&mut *reading, &again, 0..10).unwrap() == world.contents(0)[..10], "shared again");
         }
     }
 }
@@ -219,7 +219,7 @@ pub(crate) fn no_byte_of_a_later_lending_is_read(fabric: &Fabric) {
     }
 }
 
-/// A revocation may end a share. It must not make a read wrong, and what it has frozen can be shared anew.
+/// A revocation may end a share. It must not make a read wrong, and what it has frozen can be shared again.
 pub(crate) fn a_revocation_leaves_nothing_wrong_to_read(fabric: &Fabric) {
     const SIZE: u32 = 64 * 1024;
     let mut world = World::new(fabric);

@@ -115,7 +115,7 @@ pub(crate) fn a_revocation_is_a_barrier_for_a_busy_writer(fabric: &Fabric) {
     }
 }
 
-/// A writer in a thread of its own that goes on after it has been told to stop, as zombies do.
+/// A writer in its own thread that continues after it has been told to stop, as zombies do.
 struct Zombie {
     /// Bytes, of all laps, whose writes have completed.
     completed: Arc<AtomicU64>,
