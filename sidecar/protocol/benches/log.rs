@@ -74,7 +74,7 @@ impl Segment {
         self.end += self.writer.append(&mut self.bytes[self.end..], payloads.iter().copied()) as usize;
     }
 
-    /// Appends; opens the segment anew when it is full.
+    /// Appends; reopens the segment when it is full.
     fn append_round(&mut self, payloads: &[&[u8]]) {
         if !self.has_room(payloads) {
             let (writer, end) = SegmentWriter::open(identity(), Lsn(1), &mut self.bytes);

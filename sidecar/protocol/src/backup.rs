@@ -48,7 +48,7 @@ const RETRY_AFTER_MS: u32 = 100;
 /// seconds without progress.
 const IMAGE_TICKS: u32 = 30;
 
-/// Trimmed segments whose files are being deleted at a time. A trim of more goes on when these are gone: on a full disk the
+/// Trimmed segments whose files are being deleted at a time. A trim of more continues when these are gone: on a full disk the
 /// ledger has room for about twice as many settled entries, and more once the first files are gone.
 pub const TRIMMED_AT_ONCE: usize = 128;
 
@@ -84,7 +84,7 @@ pub struct Backup {
     other_files: OtherFiles,
     /// Trimmed segments whose files may still be there, and the most bytes that these have.
     deleting: BTreeMap<SegmentId, u64>,
-    /// A trim of this epoch to below this record is not done yet: it goes on when files are deleted.
+    /// A trim of this epoch to below this record is not done yet: it continues when files have been deleted.
     trimming: Option<Lsn>,
     ending: bool,
     finished: bool,

@@ -48,7 +48,7 @@ const CRC_AT: usize = LINE_SIZE - 4;
 
 const _: () = assert!(LINES.end <= BOARD_SIZE && BOARD_SIZE.is_multiple_of(4096));
 
-/// Whose board it is; written once, before the first progress line.
+/// The log and epoch of a board; written once, before the first progress line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoardIdentity {
     /// The log.
@@ -99,7 +99,7 @@ impl BoardIdentity {
             generation: Generation(u64_at(line, 32)),
             segment_size: size,
         };
-        // Whatever is not as written, padding included, is of another format.
+        // If any byte differs from what would be written, padding included, it is of another format.
         (epoch >= Epoch(1) && identity.encode() == *line).then_some(identity)
     }
 
@@ -174,7 +174,7 @@ pub const BEATS: u64 = 3;
 /// How much of the past a reader's view of one board covers, without comparing clocks.
 ///
 /// If a read that was posted at moment p finds beat b, and a later one b + [`BEATS`] or more, then the later one's view covers
-/// everything that was acknowledged before p, in whatever epoch:
+/// everything that was acknowledged before p, in any epoch:
 ///
 /// 1. A read sees every write that had completed before it was posted (promise 8 of the fabric). So at p the line with
 ///    beat b + 1 had not completed at this member.
@@ -184,8 +184,8 @@ pub const BEATS: u64 = 3;
 ///    member of the set had been fenced, and nobody else had acknowledged anything (S4); and what this primary had
 ///    acknowledged before p is in the line.
 ///
-/// Of another board nothing follows: its member may have left the set. Begin anew there, and where [`Progress::version`] has
-/// changed: the member may have left and come back.
+/// From another board nothing follows: its member may have left the set. Start over for another board, and whenever
+/// [`Progress::version`] has changed: the member may have left and come back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Freshness {
     /// Beats seen, ascending, each with the posting of the last read that found it; at most [`BEATS`].

@@ -1,4 +1,4 @@
-//! The configuration of a group's log: who is primary, who are the members. Changed by compare-and-swap only.
+//! The configuration of a group's log: its primary and its members. Changed by compare-and-swap only.
 //!
 //! Kept in the config store; proposed by [`promotion`](crate::promotion) and [`primary`](crate::primary).
 
@@ -14,10 +14,10 @@ pub const MEMBERS_MAX: usize = 8;
 /// beside a few hundred for the rest.
 pub const CLAIMS_KEPT: usize = 32;
 
-/// Cuts in a configuration. They need a person's order each; of older ones the shortest log is kept.
+/// Cuts in a configuration. Each needs an administrator's order; of older ones the shortest log is kept.
 pub const CUTS_KEPT: usize = 8;
 
-/// Who is primary and how to reach it.
+/// The primary, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrimaryRef {
@@ -51,28 +51,28 @@ pub struct Configuration {
     /// [`SwapOutcome::settle`]), so no two claims may be equal, not even those of a sidecar that died as primary and reads an
     /// old configuration after its restart.
     pub claim: Claim,
-    /// The claims of the earlier epochs, the latest first, at most [`CLAIMS_KEPT`]. Empty in the first epoch, and after a
-    /// person has accepted a store that went back. They show a member that promised one of those epochs to another claim that
-    /// the store has gone back and its set may be an old one.
+    /// The claims of the earlier epochs, the latest first, at most [`CLAIMS_KEPT`]. Empty in the first epoch, and after an
+    /// administrator has accepted a store that went back. They show a member that promised one of those epochs to another claim
+    /// that the store has gone back and its set may be an old one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Claim>,
     /// The last epoch that had a primary; 0 before there was any. Written before anything is acknowledged in that epoch: a member
     /// of the set that has promised less has an older copy of what it held.
     #[serde(default)]
     pub won: Epoch,
-    /// Where a person's order has ended the log, the latest last, at most [`CUTS_KEPT`]. Positions of before may name records that
-    /// are gone; see [`History`](crate::history::History).
+    /// Where an administrator's order has ended the log, the latest last, at most [`CUTS_KEPT`]. Earlier positions may name
+    /// records that are gone; see [`History`](crate::history::History).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<Cut>,
     /// Raised at every change of the member set.
     pub version: Version,
-    /// Who is primary in this epoch.
+    /// The primary of this epoch.
     pub primary: PrimaryRef,
     /// The set: an ack needs every one of them.
     pub members: Vec<MemberRef>,
 }
 
-/// A recovery that may have ended the log before its last acknowledged record, because a person accepted that.
+/// A recovery that may have ended the log before its last acknowledged record, because an administrator accepted that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cut {
@@ -80,7 +80,7 @@ pub struct Cut {
     pub epoch: Epoch,
     /// The last record that was kept.
     pub last: Lsn,
-    /// The LSN that the person named, if it was an order that names one: it holds once.
+    /// The LSN that the administrator named, if the order names one: it holds once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ordered: Option<Lsn>,
 }

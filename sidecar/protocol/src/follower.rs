@@ -3,7 +3,7 @@
 //!
 //! Driven by a standby's sidecar or a reader's (and by the simulator). It visits one member at a time: looks at its board to
 //! learn how far the log is acknowledged, reads the open segments one-sidedly up to there and no further, and has closed
-//! segments that have left the memory fetched. When a board stands still, or anything there does not verify, it goes on at
+//! segments that have left the memory fetched. When a board stands still, or anything there does not verify, it continues at
 //! another member. It knows what it has handed out, so it neither goes back nor leaves a gap, through any number of members
 //! and epochs. See "Followers" in `docs/protocol.md`.
 
@@ -132,7 +132,8 @@ pub enum Output {
     Share(Visit, SegmentId),
     /// Read these bytes of the segment that was shared last.
     Read(Visit, Range<u32>),
-    /// Fetch a closed segment from whoever has it, check it against its closure, and hand out its records of this range.
+    /// Fetch a closed segment from any backup that has it, check it against its closure, and hand out its records of this
+    /// range.
     Fetch(Visit, SegmentIdentity, Closure, Range<Lsn>),
     /// The visit is over, and why: close its channel.
     Leave(Visit, String),
@@ -144,7 +145,7 @@ pub enum Output {
     /// The log ends with this record, before the one that is to come next by more than one: a record that was said to be
     /// acknowledged is not. The last output.
     BeyondEnd(Lsn),
-    /// The log does not go on from what has been handed out. The last output.
+    /// The log does not continue what has been handed out. The last output.
     Parted(Parted),
 }
 
@@ -183,7 +184,8 @@ pub struct Follower {
     acked: Lsn,
     /// Everything acknowledged before this moment has been handed out.
     covers: Option<Duration>,
-    /// The record before the next one was acknowledged by then: it was handed out, or whoever asks for the next one says so.
+    /// The record before the next one was acknowledged by then: it was handed out, or the caller that asks for the next one
+    /// says so.
     since: Duration,
     /// This has been reported, and nothing has been handed out since.
     caught_up: bool,
@@ -258,10 +260,10 @@ struct OpenSegment {
 }
 
 impl Follower {
-    /// A follower that hands out the records from `next` on; with 0 from the first that there is. Now, at `since`, all records
-    /// before that are acknowledged, says whoever wants them. It reads at most `landing` bytes at once, and begins with the member
-    /// at `turn` of the set, modulo its size. Its visits are numbered from the one after `visit` on, so that it takes no answer
-    /// to an earlier follower for its own.
+    /// A follower that hands out the records from `next` on; with 0 from the first that there is. The caller asserts that now,
+    /// at `since`, all records before that are acknowledged. It reads at most `landing` bytes at once, and begins with the
+    /// member at `turn` of the set, modulo its size. Its visits are numbered from the one after `visit` on, so that it takes no
+    /// answer to an earlier follower for its own.
     pub fn new(since: Duration, next: Lsn, landing: u32, turn: usize, visit: Visit) -> Follower {
         assert!(landing > 0, "there is room for what is read");
         let revisit = (Duration::ZERO, REVISIT_MIN);
@@ -285,7 +287,7 @@ impl Follower {
         }
     }
 
-    /// The same for whoever has read the records before `next` in this history.
+    /// The same for a caller that has read the records before `next` in this history.
     #[must_use]
     pub fn in_history(self, history: History) -> Follower {
         Follower { history, ..self }
@@ -359,7 +361,7 @@ impl Follower {
         let Some(visiting) = &self.visiting else { return self.config.as_ref().map(|_| self.revisit.0) };
         match visiting.task {
             Task::Rest(until) => Some(until),
-            // Whoever carries these out knows how long they may take.
+            // The executor knows how long these may take.
             Task::Survey | Task::Fetch(..) => None,
             Task::Look | Task::Read(_) | Task::Connect | Task::Share(_) => {
                 Some(visiting.since + self.patience(visiting))
@@ -452,7 +454,7 @@ impl Follower {
             return self.end(Output::Parted(parted), parted.to_string(), out);
         }
         self.config = Some(config.clone());
-        // Whoever waits for a board that moves may find one now.
+        // A follower that waits for a board that moves may find one now.
         self.revisit = (now, REVISIT_MIN);
         if let Some(visiting) = &self.visiting {
             let superseded = visiting.board.is_some_and(|(identity, _)| identity.epoch < config.epoch);
@@ -587,7 +589,7 @@ impl Follower {
             if planted::has(Bug::FollowerGoesBack) {
                 self.next = progress.acked.max(Lsn(1));
             } else if visiting.freshness.covers() >= Some(self.since) {
-                // Whatever was acknowledged by then is in this view.
+                // Everything that was acknowledged by then is in this view.
                 let why = format!("the log ends with record {}", progress.acked);
                 return self.end(Output::BeyondEnd(progress.acked), why, out);
             } else {
@@ -700,7 +702,7 @@ impl Follower {
         let Some((board, _)) = visiting.board else { return };
         let Task::Share(segment) = visiting.task else { return };
         let Some((identity, closure)) = shared else {
-            // Closed and on disk meanwhile, or not there yet: the survey tells.
+            // Closed and on disk by now, or not there yet: the survey tells.
             return self.doubt(now, "it does not have what its board names", out);
         };
         if identity.log != board.log || identity.segment != segment || identity.epoch > board.epoch {
@@ -796,7 +798,7 @@ impl OpenSegment {
             && self.first.is_none_or(|first| first > next)
     }
 
-    /// True when it has been read to its end, and the log goes on behind it.
+    /// True when it has been read to its end, and the log continues after it.
     fn is_over(&self, board: &BoardIdentity, progress: &Progress) -> bool {
         let read = || self.end(board, progress) == Some(self.taken) || self.scanner.is_at_zeros();
         progress.end.segment > self.identity.segment && read()

@@ -1,8 +1,8 @@
 //! Histories: what an LSN names for good.
 //!
-//! A log has one history through all failovers: an LSN that was read once names the same record ever after. Only an
+//! A log has one history through all failovers: an LSN that was read once names the same record from then on. Only an
 //! administrator's order may [cut](Cut) the log, and then other records come behind the cut. So a position is a history and an
-//! LSN. Clients keep both, and name them when they go on; called by the [`follower`](crate::follower) and by the primary's
+//! LSN. Clients keep both, and name them when they continue; called by the [`follower`](crate::follower) and by the primary's
 //! reader.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::planted::{self, Bug};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History(pub u64);
 
-/// Why whoever has read part of a log gets nothing more of it.
+/// Why a reader that has read part of a log gets nothing more of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Parted {
     /// A cut after this record has taken some of what was read.
@@ -47,7 +47,7 @@ impl FromStr for History {
 }
 
 impl History {
-    /// That of whoever has read nothing, or does not say.
+    /// The history of a client that has read nothing, or does not say.
     pub const UNKNOWN: History = History(0);
 
     /// That of a log which has been cut so.
@@ -56,7 +56,7 @@ impl History {
         History((log.0 as u64) << 32 | epoch.saturating_add(1).min(u64::from(u32::MAX)))
     }
 
-    /// Goes on to the history of this log, which has been cut so, as long as the records before `next` are the same there.
+    /// Moves on to the history of this log, with these cuts, if the records before `next` are the same there.
     pub fn go_on(&mut self, next: Lsn, log: LogId, cuts: &[Cut]) -> Result<(), Parted> {
         let now = History::of(log, cuts);
         if *self != History::UNKNOWN {

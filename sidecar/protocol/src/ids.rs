@@ -128,7 +128,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// 128 random bits that name one log for ever. Written as 32 hexadecimal digits.
+/// 128 random bits that name one log permanently. Written as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LogId(pub u128);

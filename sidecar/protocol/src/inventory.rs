@@ -65,8 +65,9 @@ impl Reading {
         last_segment(self.so_far.as_ref()?)
     }
 
-    /// Takes the page that was asked for; the whole inventory after the last. Everything but the copies stays as it was on the
-    /// first page, or the reading begins anew: a witness at the beginning that is none at the end would be believed too much.
+    /// Takes the page that was asked for; the whole inventory after the last. Everything but the copies must stay as it was on
+    /// the first page, or the reading starts over: a witness at the beginning that is none at the end would be believed too
+    /// much.
     pub fn take(&mut self, page: Inventory) -> Result<Option<Inventory>, Unbelievable> {
         check_page(&page)?;
         self.check_fenced(&page)?;

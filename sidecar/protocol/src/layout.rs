@@ -134,7 +134,7 @@ pub struct SegmentIdentity {
     pub segment: SegmentId,
     /// The epoch of the primary that opened it; no other epoch's records are in it.
     pub epoch: Epoch,
-    /// Drawn anew at each opening.
+    /// Drawn at each opening.
     pub generation: Generation,
     /// Bytes of the buffer.
     pub size: SegmentSize,

@@ -34,7 +34,7 @@ bugs! {
     /// scan checks neither LSN nor epoch. Breaks S2 wherever older bytes lie behind the end, so plant it in a world that
     /// does not zero its buffers.
     UnseededChain = "unseeded-chain",
-    /// Log bytes: the scan skips an append with a bad payload and goes on with the next. Breaks S2.
+    /// Log bytes: the scan skips an append with a bad payload and continues with the next. Breaks S2.
     ScanSkipsBadEntry = "scan-skips-bad-entry",
     /// Primary: an ack needs all required members but one. Breaks S1.
     AckAllButOne = "ack-all-but-one",
@@ -72,9 +72,9 @@ bugs! {
     ShrinkAssumed = "shrink-assumed",
     /// Environment: a sidecar says where its log ends, and what is synced, without a barrier. Breaks S16.
     EndUnproved = "end-unproved",
-    /// Follower: whoever comes back goes on, although a cut has taken what was read. Breaks S15.
+    /// Follower: a returning client continues, although a cut has taken what was read. Breaks S15.
     CutIgnored = "cut-ignored",
-    /// Backup: a damaged backup claims to be a witness. Breaks S12 and thereby S1.
+    /// Backup: a damaged backup claims to be a witness. Breaks S12, and so S1.
     DamagedIsAWitness = "damaged-is-a-witness",
     /// Backup: what is owed is not written into the ledger. Breaks S12.
     LedgerNotWritten = "ledger-not-written",
@@ -109,9 +109,9 @@ bugs! {
     FollowerGoesBack = "follower-goes-back",
     /// Follower: it has caught up with a line that it has just found, however old that is. Breaks S14.
     AnyLineIsNew = "any-line-is-new",
-    /// Standby: whoever has the primary's address answers for it, whatever it is. Breaks liveness.
+    /// Standby: any process at the primary's address answers for it, in any role. Breaks liveness.
     BeatsInEveryRole = "beats-in-every-role",
-    /// Recovery: what one member says was trimmed is trimmed, whatever the others hold. Breaks S1 beside a member that lies.
+    /// Recovery: what one member says was trimmed is trimmed, even if the others hold it. Breaks S1 beside a member that lies.
     OneTrimIsEnough = "one-trim-is-enough",
     /// Promotion: of two epochs that members name for one segment the later one counts, though the others hold what an earlier one
     /// wrote. Breaks S1 where a member lies.
@@ -124,7 +124,7 @@ bugs! {
     SpareIsBelieved = "spare-is-believed",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
-    /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.
+    /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.
     QueuePairReused = "queue-pair-reused",
     /// Environment: a buffer is lent again under the key of its last lending. Breaks S4 and S6.
     RkeyReused = "rkey-reused",

@@ -1,4 +1,4 @@
-//! The primary's state machine: how far each member is, what is acknowledged, when segments roll, who is in the set.
+//! The primary's state machine: how far each member is, what is acknowledged, when segments roll, which members are in the set.
 //!
 //! Driven by the sidecar's append path (and by the simulator). The path calls the small functions ([`Primary::appended`],
 //! [`Primary::next_post`], [`Primary::completed`], [`Primary::acked`]) for each record or batch; they allocate nothing.
@@ -198,7 +198,7 @@ pub enum Output {
     Forget(SegmentId, Closure),
     /// Change the member set. After [`SwapOutcome::Unknown`] the same swap is repeated.
     Swap(Swap),
-    /// Ask all known backups who they are.
+    /// Ask all known backups for their identity.
     Survey,
     /// Fence this backup under our epoch, to take it in as a spare.
     Fence(MemberRef),
@@ -396,7 +396,7 @@ impl Primary {
         self.segments.appended(end);
     }
 
-    /// The active segment has no room for the next append: seal it and go on with the next one, if its buffers are lent.
+    /// The active segment has no room for the next append: seal it and continue with the next one, if its buffers are lent.
     /// Otherwise `None`: take no more appends for now.
     pub fn roll(&mut self, closure: Closure, out: &mut Vec<Output>) -> Option<SegmentIdentity> {
         if self.over || !self.next_is_ready() {

@@ -32,16 +32,18 @@ pub struct Rules {
     pub fence_wait_ms: u64,
     /// Pause before a failed step is retried.
     pub retry_ms: u64,
-    /// How long repairs may go on without finishing any task before the promotion tries to continue without the members that
+    /// How long repairs may continue without finishing any task before the promotion tries to continue without the members that
     /// it waits for.
     pub repair_timeout_ms: u64,
-    /// A person has accepted that this log may end at this LSN, whatever was acknowledged beyond.
+    /// An administrator has accepted that this log may end at this LSN, even if more was acknowledged.
     pub accept_loss: Option<AcceptedLoss>,
-    /// A person has ordered that this log is recovered from disks, whatever was acknowledged since it was last synced.
+    /// An administrator has ordered that this log be recovered from disks, even if more was acknowledged since it was last
+    /// synced.
     pub recover_from_disk: Option<DiskRecovery>,
 }
 
-/// A person's explicit acceptance that a log may end early. Valid for that log only, for no end before the LSN, and once.
+/// An administrator's explicit acceptance that a log may end early. Valid for that log only, for no end before the LSN, and
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AcceptedLoss {
     /// The log.
@@ -57,7 +59,7 @@ impl AcceptedLoss {
     }
 }
 
-/// A person's order to recover a log from disks. It ends by itself: the next primary has another epoch.
+/// An administrator's order to recover a log from disks. It ends by itself: the next primary has another epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskRecovery {
     /// The log.
@@ -165,8 +167,8 @@ impl Task {
 pub enum Output {
     /// Read the config store.
     ReadConfig,
-    /// Ask all known backups what they hold, without changing anything: who they are, because there is no configuration yet; or
-    /// as many copies as a page has behind this segment, because no member has a sound copy of the next one.
+    /// Ask all known backups what they hold, without changing anything: their identities, because there is no configuration
+    /// yet; or as many copies as a page has behind this segment, because no member has a sound copy of the next one.
     Survey(Option<SegmentId>),
     /// Compare-and-swap. After [`SwapOutcome::Unknown`] the same swap is repeated.
     Swap(Swap),
@@ -180,7 +182,7 @@ pub enum Output {
     Close(Configuration, MemberRef, SegmentIdentity, Closure),
     /// Copy a closed segment to this member from one of the holders, or from any backup if none of them can serve it.
     Install(Configuration, MemberRef, SegmentIdentity, Closure, Vec<MemberId>),
-    /// Something is missing that only time or a person can supply; the promotion keeps trying.
+    /// Something is missing that only time or an administrator can supply; the promotion keeps trying.
     Waiting(Waiting),
     /// This sidecar is primary: every member of the configuration holds the recovered log. The last output.
     Won(Configuration, Reference),
@@ -258,7 +260,7 @@ pub enum Waiting {
         fenced: u8,
         /// Members needed.
         needed: u8,
-        /// Who is missing and why.
+        /// The members that are missing, and why.
         missing: String,
     },
     /// The fenced members' copies do not make up a whole log; a missing member may have the rest.
@@ -274,9 +276,9 @@ pub enum Waiting {
         witnesses: u8,
         /// Members needed, as long as others may come back.
         needed: u8,
-        /// Who cannot, and why.
+        /// The members that cannot, and why.
         damaged: String,
-        /// Who has not answered, and why.
+        /// The members that have not answered, and why.
         missing: String,
     },
     /// A member says that it has promised an epoch that is not in the config store, or is there with another claim.
@@ -287,7 +289,7 @@ pub enum Waiting {
     StoreIsOlder {
         /// The store's epoch.
         epoch: Epoch,
-        /// Who says so.
+        /// The member that says so.
         member: MemberId,
         /// The epoch that it has promised.
         promised: Epoch,
@@ -322,7 +324,7 @@ struct Fencing {
     retry_at: Time,
     /// The answer of each member that has answered.
     answers: BTreeMap<MemberId, Result<Inventory, Absence>>,
-    /// What members that have lost their memory hold on disk, if a person has ordered that it counts.
+    /// What members that have lost their memory hold on disk, if an administrator has ordered that it counts.
     from_disk: BTreeMap<MemberId, Inventory>,
     /// The log could not be put together from these answers.
     damage: Option<Damage>,
@@ -433,11 +435,11 @@ struct Recovered {
     fenced: Vec<MemberRef>,
     reference: Reference,
     plans: Vec<(MemberRef, RepairPlan)>,
-    /// A person's order has decided where it ends.
+    /// An administrator's order has decided where it ends.
     by_order: Option<Order>,
 }
 
-/// What a person has ordered, as far as a recovery has made use of it.
+/// What an administrator has ordered, as far as a recovery has made use of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Order {
     AcceptLoss(Lsn),
@@ -527,7 +529,7 @@ pub struct Promotion {
     claimed: Option<Epoch>,
     /// What members have said last, of those that refused this candidate because of an epoch that the store does not have.
     words: BTreeMap<MemberId, Word>,
-    /// Epochs up to here are skipped: members have promised them, and a person has accepted a store without them.
+    /// Epochs up to here are skipped: members have promised them, and an administrator has accepted a store without them.
     skipped: Epoch,
     /// There was no configuration yet: this candidate races for a new group. Once another sidecar has created one, the race is
     /// lost, and a standby judges whether its primary is alive.
@@ -548,7 +550,7 @@ impl Promotion {
         Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, words, skipped, founding, unfit }
     }
 
-    /// Whoever began it has seen no configuration. If there is one by now, the race for the new group is lost.
+    /// The caller has seen no configuration. If there is one by now, the race for the new group is lost.
     pub fn expect_to_found(&mut self) {
         self.founding = true;
     }
@@ -588,7 +590,7 @@ impl Promotion {
                 }
                 let claim = self.draw_claim();
                 let mut proposed = found.claimed_by(self.me.clone(), claim);
-                // Skips every promised epoch, and thereby every claim.
+                // Skips every promised epoch, and with it every claim.
                 if self.skipped >= proposed.epoch {
                     (proposed.epoch, proposed.earlier) = (self.skipped.next().next(), Vec::new());
                 }
@@ -635,8 +637,8 @@ impl Promotion {
         possible
     }
 
-    /// Who stands by a word, and the latest epoch that anybody says. A word that is not repeated for as long as a host may need to
-    /// come back counts no more than that of a member that was silent all the time.
+    /// A member that stands by its word, and the latest epoch that any member names. A word that is not repeated for as long as
+    /// a host may need to come back counts no more than that of a member that was silent all the time.
     fn standing_word(&mut self, now: Time) -> Option<(MemberId, Epoch)> {
         let patience = DISK_PATIENCE * self.rules.fence_wait_ms;
         self.words.retain(|_, word| now < word.heard.plus(patience) || planted::has(Bug::WordIsLatched));
@@ -881,7 +883,7 @@ impl Promotion {
                 self.unfit.clear();
                 return self.choose(now, out);
             }
-            // Keep asking all members, even those that have answered: a person may restore what one of them has lost.
+            // Keep asking all members, even those that have answered: an administrator may restore what one of them has lost.
             Err(damage) => return fencing.damage = Some(damage),
         };
         let by_order = accepted.map(|accepted| Order::AcceptLoss(accepted.last));
@@ -889,8 +891,8 @@ impl Promotion {
         self.repair(now, recovered, out);
     }
 
-    /// Too few members have their memory, and a person has ordered that the disks of those that have lost it count. One member
-    /// is enough: every member of the last set holds on its disk what was ever synced. The log must reach that.
+    /// Too few members have their memory, and an administrator has ordered that the disks of those that have lost it count. One
+    /// member is enough: every member of the last set holds on its disk what was ever synced. The log must reach that.
     fn choose_from_disk(&mut self, now: Time, out: &mut Vec<Output>) {
         let State::Fencing(fencing) = &mut self.state else { return };
         let all: Vec<&Inventory> = fencing.answers.values().flatten().chain(fencing.from_disk.values()).collect();

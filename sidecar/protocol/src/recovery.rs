@@ -148,8 +148,8 @@ impl Reference {
         }
     }
 
-    /// The same after a person has accepted that the log may end at `least`, whatever was acknowledged: the furthest end from
-    /// there on at which a whole log can be assembled, from copies of any member.
+    /// The same after an administrator has accepted that the log may end at `least`, even if more was acknowledged: the
+    /// furthest end from there on at which a whole log can be assembled, from copies of any member.
     pub fn assemble_at_least<'a>(
         inventories: impl IntoIterator<Item = &'a Inventory>,
         others: &[Inventory],
@@ -180,7 +180,7 @@ impl Reference {
     }
 
     /// How much of this log a member has promised to hold on its disk. A promise to an earlier epoch says nothing of records that
-    /// a later one has written: a person may have shortened the log in between.
+    /// a later one has written: an administrator may have shortened the log in between.
     pub fn synced_at(&self, inventory: &Inventory) -> Lsn {
         let Some(synced) = inventory.synced else { return Lsn(0) };
         let written = self.segments.iter().take_while(|segment| segment.identity.epoch <= synced.epoch).last();
@@ -209,7 +209,7 @@ impl Reference {
             // Trimmed.
             None => false,
             Some(Some(here)) if here.identity == *identity => here.closure.end < *acked,
-            // A later epoch has opened the segment anew: it decided what the log is.
+            // A later epoch has opened the segment again: it decided what the log is.
             Some(Some(here)) => here.identity.epoch < identity.epoch,
             // A copy left by an older epoch is not part of the log, unless nothing has followed it.
             Some(None) => ends_before,
@@ -385,7 +385,7 @@ fn is_sound(copy: &CopyReport) -> bool {
 fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) -> Option<(SegmentId, Lsn)> {
     let at = |segment: SegmentId| copies.get(&segment).into_iter().flatten().copied();
     let here = || at(segment).filter(|(_, copy)| copy.identity.epoch == epoch);
-    // A primary closes its segments in order: who has this one open has had later ones closed by a promotion only.
+    // A primary closes its segments in order: at a member with this one open, only a promotion can have closed later ones.
     let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && is_open(copy));
     let was_whole = |(member, copy): (&MemberId, &CopyReport)| {
         let closed_beyond = !is_open(copy) && copy.closure.last >= last;

@@ -220,13 +220,13 @@ pub struct SharedSegment<Grant> {
     pub grant: Grant,
 }
 
-/// Show that this term goes on. The address of a sidecar that has died may belong to anybody of the group now, so whoever asks
-/// names the term, and only the sidecar that leads it, or is about to, answers.
+/// Show that this term continues. The address of a sidecar that has died may belong to any other process of the group now, so
+/// the request names the term, and only the sidecar that leads it, or is about to, answers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TermRequest {
     /// The group.
     pub group: GroupName,
-    /// Who leads the term, by the config store.
+    /// The leader of the term, by the config store.
     pub primary: SidecarId,
     /// The term.
     #[serde(flatten)]
@@ -278,7 +278,7 @@ pub struct PositionRequest {
 pub struct PositionReply {
     /// The epoch of the primary.
     pub epoch: Epoch,
-    /// The last acknowledged record: whatever was acknowledged before the request is at or before it.
+    /// The last acknowledged record: everything that was acknowledged before the request is at or before it.
     pub last: Lsn,
 }
 
@@ -397,7 +397,7 @@ pub struct FetchRequest {
     /// Where it ends.
     pub closure: Closure,
     /// The backup looks at the bytes first, and remembers that its copy is corrupt. Otherwise it sends what is there, for a
-    /// caller who looks anyway: and who asks again with this if something is wrong.
+    /// caller that checks the bytes anyway, and asks again with this if something is wrong.
     #[serde(default = "checked")]
     pub check: bool,
 }
@@ -423,7 +423,7 @@ pub struct PullRequest {
     pub closure: Closure,
     /// As in [`OpenRequest`].
     pub durability: Durability,
-    /// Whom to copy from, in this order; at most [`SOURCES_MAX`].
+    /// The backups to copy from, in this order; at most [`SOURCES_MAX`].
     pub sources: Vec<PullSource>,
 }
 
@@ -637,15 +637,15 @@ pub enum Refusal {
     /// This sidecar does not lead the term that the caller asks after.
     #[error("{why}")]
     OtherTerm {
-        /// Who this is, and what it does instead.
+        /// Which sidecar this is, and what it does instead.
         why: String,
     },
     /// The request was meant for another backup. Nothing has been done.
     #[error("this is backup {found}, not {wanted}")]
     OtherMember {
-        /// Who this is.
+        /// The backup that answers.
         found: MemberId,
-        /// Whom the caller wants.
+        /// The backup that the caller wants.
         wanted: MemberId,
     },
     /// The caller has not proven that it belongs to the group. The request has not been read.

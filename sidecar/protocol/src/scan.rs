@@ -378,7 +378,7 @@ const SEARCH_FACTOR: usize = 2;
 /// next append continues. It is not known where they begin, so every aligned word is tried.
 ///
 /// Only this log's primary writes here, and what it wrote is true, so bytes that landed out of order prove nothing false. An
-/// app that puts such entries into its payloads harms only its own group, which then waits for a person.
+/// app that puts such entries into its payloads harms only its own group, which then waits for an administrator.
 fn acked_behind(bytes: &[u8], identity: &SegmentIdentity, known: &Closure) -> Offset {
     let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
     let mut acked = Offset(0);

@@ -122,7 +122,7 @@ impl SegmentWriter {
             padding.fill(0);
             let header = RecordHeader {
                 length: length as u32,
-                // Of what was placed: the payload may lie in memory that its app changes meanwhile.
+                // The CRC of the bytes that were placed: the payload may lie in memory that its app is changing.
                 payload_crc: if planted::has(Bug::NoPayloadCrc) { 0 } else { crc32fast::hash(data) },
                 lsn: next,
                 epoch: self.identity.epoch,

@@ -63,25 +63,25 @@ pub const HELLO_HOLD: u32 = 1;
 pub const HELLO_RING: u32 = 2;
 /// Flag of `Welcome`: a ring comes with this frame.
 const WELCOME_RING: u8 = 1;
-/// Flag of `Read`: after the last acknowledged record go on with new ones, until `Stop`.
+/// Flag of `Read`: after the last acknowledged record continue with new ones, until `Stop`.
 pub const READ_TAIL: u32 = 1;
-/// Flag of `Read`: whatever the sidecar's role. Off the primary, what was acknowledged last may be missing. Since version 2;
-/// version 1 ignores it.
+/// Flag of `Read`: read in any role of the sidecar. Off the primary, what was acknowledged last may be missing. Since version
+/// 2; version 1 ignores it.
 pub const READ_ANYWHERE: u32 = 2;
-/// Flag of `End`: the reader has caught up and the tail goes on.
+/// Flag of `End`: the reader has caught up and the tail continues.
 const END_TAILING: u8 = 1;
 /// Flag of `Lag`: the view is stale.
 const LAG_STALE: u32 = 1;
 /// [`Response::Lag::behind_ms`] while it is unknown.
 pub const BEHIND_UNKNOWN: u32 = u32::MAX;
 
-/// Who a sidecar is at the moment.
+/// A sidecar's role at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
     /// Takes appends.
     Primary = 1,
-    /// Waits for the primary to die; knows who it is.
+    /// Waits for the primary to die; knows which sidecar that is.
     Standby = 2,
     /// On its way to become primary.
     Recovering = 3,
@@ -119,7 +119,7 @@ pub enum ErrorCode {
     BadFrame = 1,
     /// No version in common. The connection ends.
     UnsupportedVersion = 2,
-    /// This sidecar is not the primary; the message names who is, if known. Nothing was appended.
+    /// This sidecar is not the primary; the message names the primary, if known. Nothing was appended.
     NotPrimary = 3,
     /// The record or batch is above the limit of the welcome. Nothing was appended.
     TooLarge = 4,
@@ -247,12 +247,12 @@ pub enum Response<'a> {
         /// The records.
         records: Batch<'a>,
     },
-    /// A read has ended or, with `tailing`, has caught up and goes on; the same of a follow. Bears its number, also when a stop
-    /// ended it.
+    /// A read has ended or, with `tailing`, has caught up and continues; the same of a follow. Bears its number, also when a
+    /// stop ended it.
     End {
         /// LSN that a further read would start at.
         next: u64,
-        /// The read goes on.
+        /// The read continues.
         tailing: bool,
     },
     /// The barrier has been passed.
@@ -285,7 +285,7 @@ pub enum Response<'a> {
         epoch: u64,
         /// Last acknowledged record that this sidecar knows.
         last: u64,
-        /// Who is primary; empty if unknown.
+        /// The primary; empty if unknown.
         primary: &'a str,
     },
     /// A follow has ended: its client has every record, and this sidecar is primary.
@@ -348,7 +348,7 @@ pub struct Welcome<'a> {
     pub first: u64,
     /// Last acknowledged record; 0 if there is none or it is unknown.
     pub last: u64,
-    /// Who is primary; empty if unknown.
+    /// The primary; empty if unknown.
     pub primary: &'a str,
 }
 
@@ -559,7 +559,7 @@ pub const WAKE_SIDECAR_FRAME: [u8; FRAME_HEADER_SIZE] = [0, 0, 0, 0, kind::WAKE,
 /// The whole frame [`Response::Wake`].
 pub const WAKE_CLIENT_FRAME: [u8; FRAME_HEADER_SIZE] = [0, 0, 0, 0, kind::WAKE_CLIENT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The header of an `Append` whose payload has this length: for those who write the payload in place.
+/// The header of an `Append` whose payload has this length: for callers that write the payload in place.
 pub fn append_header(request: u64, length: usize) -> [u8; FRAME_HEADER_SIZE] {
     assert!(length <= FRAME_BODY_MAX, "frame body of {length} bytes: the caller must keep to the announced limits");
     let mut header = [0; FRAME_HEADER_SIZE];

@@ -25,7 +25,7 @@ pub struct Rules {
     /// them usually wins at once.
     pub spread_ms: u64,
     /// While no app is connected to it, this standby waits for so much longer before it claims, so that a standby whose app can
-    /// go on comes first. Once for each configuration: after that nobody else seems to be there.
+    /// continue comes first. Once for each configuration: after that there seems to be no other.
     pub app_wait_ms: u64,
 }
 

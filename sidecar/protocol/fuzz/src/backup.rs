@@ -131,7 +131,7 @@ struct World {
     files: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
     open_files: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
     quarantine: Vec<(SegmentIdentity, Closure)>,
-    /// Who may write which slot.
+    /// The epoch whose writer may write each slot.
     writers: BTreeMap<Slot, Epoch>,
     jobs: Vec<Job>,
     /// Closes that were requested, and those that were confirmed with the bytes present.

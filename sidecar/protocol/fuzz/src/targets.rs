@@ -19,7 +19,7 @@ const BODY_MAX: usize = 512;
 
 const FIRST: Lsn = Lsn(1);
 
-/// Builds a buffer as the input directs and asserts what holds of any bytes whatever: the scan does not panic, and what
+/// Builds a buffer as the input directs and asserts what must hold for any bytes: the scan does not panic, and what
 /// it accepts is byte by byte what a writer of the accepted records would have written.
 pub fn scan(data: &[u8]) {
     raw_header(data);

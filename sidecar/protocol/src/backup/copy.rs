@@ -128,7 +128,7 @@ impl Copy {
         Copy { stage: Stage::Corrupt, ..Copy::on_disk(identity, closure) }
     }
 
-    /// True if its end was fixed, whatever has become of its bytes since.
+    /// True if its end was fixed, even if its bytes have been lost or damaged since.
     pub(super) fn was_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed | Stage::Corrupt)
     }

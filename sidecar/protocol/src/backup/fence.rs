@@ -98,8 +98,8 @@ impl Backup {
         }
     }
 
-    /// Every member of the set has promised each epoch that had a primary since it joined. If this one has not, whoever put its
-    /// folder back has put back the promise as well: what has been acknowledged since is not here, and nothing else shows it.
+    /// Every member of the set has promised each epoch that had a primary since it joined. If this one has not, its folder was
+    /// restored from a copy together with its promise: what has been acknowledged since is not here, and nothing else shows it.
     fn put_back(&self, request: &FenceRequest) -> Option<String> {
         let (promised, won) = (self.promise.epoch, request.won);
         if request.joined != Some(self.boot) || promised >= won || planted::has(Bug::PutBackIsBelieved) {

@@ -88,7 +88,7 @@ impl Backup {
         self.deleting.extend(trimmed);
     }
 
-    /// A trim goes on when everything is gone that it has removed so far.
+    /// A trim continues once everything is gone that it has removed so far.
     pub(super) fn on_deleted(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
         for segment in segments {
             self.deleting.remove(segment);

@@ -74,8 +74,8 @@ impl Backup {
     }
 
     /// True for a copy that was never closed here and no longer needs to be: a later segment is closed, and its first record
-    /// is the first one needed, or was trimmed too. That one is of the same epoch, or of a later one and closed in the
-    /// promised one: whoever leads that has no other log. This happens to a backup that was lost in the middle of a segment
+    /// is the first one needed, or was trimmed too. That one is of the same epoch, or of a later one and closed in the promised
+    /// one: the primary of that epoch has no other log. This happens to a backup that was lost in the middle of a segment
     /// and came back after the trim: nothing else would ever free that buffer.
     pub(super) fn is_left_behind(&self, copy: &Copy, below: Lsn) -> bool {
         let (epoch, promised) = (copy.identity.epoch, self.promise.epoch);

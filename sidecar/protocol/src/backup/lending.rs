@@ -221,7 +221,7 @@ impl Backup {
 
     /// Buffers that must stay free when one is lent for this purpose. An image that repairs a copy needs a buffer of its own:
     /// until the image is whole, the copy may hold the only bytes there are. With every buffer lent for appends, a member whose
-    /// copies all end too early could never be repaired, and a group that needs it would wait for ever.
+    /// copies all end too early could never be repaired, and a group that needs it would wait indefinitely.
     ///
     /// A pool of two has none to spare: one is being filled and one is ready.
     fn kept_for_images(&self, purpose: Purpose) -> u64 {

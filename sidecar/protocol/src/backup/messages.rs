@@ -118,7 +118,7 @@ pub enum Input {
     /// A pull has failed that was to fill the image in this slot, and nobody else was given the slot.
     GivenUp(Slot),
     /// Bytes of the files in the flush folder that are no segments of the log: the ledger, the promise, the quarantine. Counted
-    /// from time to time, because a person may remove files.
+    /// from time to time, because an administrator may remove files.
     OtherFiles(u64),
     /// The answer to [`Output::DeleteTrimmed`], perhaps in parts: these files are deleted, or the disk refused. What it
     /// refused is found at the next start.

@@ -1,7 +1,7 @@
 //! Start: compares what is present with what is owed.
 //!
-//! Part of [`Backup`]. The daemon lists what its folders hold, without judging it. Whatever is missing, unsound, foreign or
-//! newer than the promise makes this backup *damaged*, never shorter (S12). See "Evidence" in `docs/protocol.md`.
+//! Part of [`Backup`]. The daemon lists what its folders hold, without judging it. Anything missing, unsound, foreign or newer
+//! than the promise makes this backup *damaged*, never shorter (S12). See "Evidence" in `docs/protocol.md`.
 
 use std::collections::BTreeMap;
 
@@ -38,14 +38,14 @@ pub struct Found {
     pub other_bytes: u64,
     /// Damage that does not show which records it hit, such as an unreadable ledger entry.
     pub doubts: Vec<String>,
-    /// The disk alone holds whatever this backup has acknowledged: under `Flushed`, or when it ended in good order and nothing
-    /// was lent since.
+    /// The disk alone holds everything that this backup has acknowledged: under `Flushed`, or when it ended in good order and
+    /// nothing was lent since.
     pub disk_suffices: bool,
 }
 
 impl Backup {
-    /// Starts a backup from what its memory and disk hold. A restarted backup counts as fenced: whatever was lent is revoked
-    /// (a new receiver of the fabric is a barrier) and scanned. Carry out the returned outputs before any input.
+    /// Starts a backup from what its memory and disk hold. A restarted backup counts as fenced: everything that was lent is
+    /// revoked (a new receiver of the fabric is a barrier) and scanned. Carry out the returned outputs before any input.
     pub fn start(
         group: GroupName,
         member: MemberId,

@@ -73,7 +73,7 @@ impl Backup {
             self.check_on_disk(request.point.before)?;
         }
         let synced = Synced { epoch: request.caller.epoch, last: request.point.last };
-        // A late repetition takes nothing back. A later epoch may: a person may have shortened the log.
+        // A late repetition takes nothing back. A later epoch may: an administrator may have shortened the log.
         if self.promise.synced < Some(synced) {
             self.promise.synced = Some(synced);
             out.push(Output::Persist(self.promise.clone()));

@@ -120,8 +120,8 @@ impl Primary {
         }
     }
 
-    /// True while readers look at any member's board. All boards are written then: a reader that goes on at another member finds
-    /// that one's as new.
+    /// True while readers look at any member's board. All boards are written then: a reader that continues at another member
+    /// finds that one's just as new.
     fn is_followed(&self) -> bool {
         !self.over && self.members.iter().flatten().any(|member| member.followed && !member.is_lost())
     }

@@ -1,7 +1,7 @@
 //! What backups say of later epochs, until the config store has been asked.
 //!
 //! Part of [`Primary`]. A later epoch was claimed in the store before any backup could promise it, so the store decides. What it
-//! does not know is a false word, or a promise from before the store went back; a backup that stands by it is of no use to this
+//! does not know is a false word, or a promise from before the store went back; a backup that stands by it is useless to this
 //! primary, and no reason to step down. See "Whom we believe" in `docs/protocol.md`.
 
 use crate::config::{Configuration, Time};
@@ -13,7 +13,8 @@ use super::{Output, Primary, Seat};
 /// So many members of the set are believed without the store, as long as there are so many: one alone may lie.
 const WITNESSES: usize = 2;
 
-/// Who has spoken, and how far the question is. A spare that has stands in [`Search::Comparing`].
+/// The members that have spoken, and the state of the question to the store. A spare that has spoken is in
+/// [`Search::Comparing`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Hearsay {
     words: Vec<(Seat, Epoch)>,

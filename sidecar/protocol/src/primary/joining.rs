@@ -17,7 +17,7 @@ const PATIENCE_MS: u64 = 200;
 const PAUSE_MS: u64 = 5;
 /// After a pause in vain the next one is twice as long, this many times: 5 ms × 2⁴ = 80 ms, two syncs of a slow disk.
 const DOUBLINGS_MAX: u32 = 4;
-/// After a pause appends go on for this many times its length, so pauses take at most a twentieth of the time.
+/// After a pause appends continue for this many times its length, so pauses take at most a twentieth of the time.
 const REST: u64 = 19;
 
 /// The pauses for newcomers.

@@ -59,7 +59,7 @@ impl Primary {
                 }
                 let newcomers = self.members.iter().flatten().filter(|member| self.has_caught_up(member));
                 left.extend(newcomers.map(|member| member.reference.clone()));
-                // Acks stop meanwhile: the lost members are still required.
+                // Until then acks stop: the lost members are still required.
                 if left.len() < self.needed() {
                     return;
                 }
@@ -355,8 +355,8 @@ impl Primary {
         }
     }
 
-    /// A newcomer that cannot be given a segment will never be a member, unless the segment was trimmed meanwhile: then no
-    /// source may have it any more, and none is needed.
+    /// A newcomer that cannot be given a segment will never be a member, unless the segment has been trimmed since: then it is
+    /// possible that no source has it any more, and none is needed.
     pub(super) fn on_install_failed(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
         if matches!(&member.membership, Membership::Newcomer { missing, .. } if missing.contains(&segment)) {

@@ -23,8 +23,8 @@ struct Refusal {
 }
 
 impl Refusals {
-    /// This member was lost because it lent no buffer. Other memory under its name starts afresh. Who searches without an
-    /// interval makes no pause either.
+    /// This member was lost because it lent no buffer. Other memory under its name starts afresh. Without a search interval
+    /// there is no pause either.
     pub(super) fn note(&mut self, member: MemberRef, recruit_interval_ms: u64, now: Time) {
         if recruit_interval_ms == 0 {
             return;

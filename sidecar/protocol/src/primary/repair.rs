@@ -71,7 +71,7 @@ impl Primary {
         self.start_repairs(seat, out);
     }
 
-    /// A failed repair loses nothing more: the member stays, and other repairs go on.
+    /// A failed repair loses nothing more: the member stays, and other repairs continue.
     pub(super) fn on_repair_failed(&mut self, now: Time, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
         let retry_at = now.plus(REPAIR_RETRY * self.rules.open_timeout_ms);
         let Some(member) = self.member_mut(seat) else { return };

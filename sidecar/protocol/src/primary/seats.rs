@@ -87,7 +87,7 @@ pub(super) struct Posted {
     /// The member has everything up to here once it completes.
     end: Position,
     number: Post,
-    /// The segment whose buffer it goes to. An empty write goes to the active one, whatever `end` says.
+    /// The segment whose buffer it goes to. An empty write goes to the active one, regardless of `end`.
     segment: SegmentId,
 }
 

@@ -1,7 +1,7 @@
 //! Where a member copies a closed segment from: other members, in an order that spreads the load and avoids rot.
 //!
-//! Part of [`Primary`]: names the sources of every image when it is handed out, not when it is wanted, because who holds what
-//! changes while it waits in its lane. See "Pull" in `docs/protocol.md`.
+//! Part of [`Primary`]: names the sources of every image when it is handed out, not when it is wanted, because the holders of
+//! segments change while it waits in its lane. See "Pull" in `docs/protocol.md`.
 
 use crate::config::MemberRef;
 use crate::ids::SegmentId;

@@ -1,7 +1,7 @@
 //! Syncs: everything that was appended before a request is on disk at every member, and each has promised so.
 //!
 //! Part of [`Primary`]: the append path asks with [`Primary::sync`] and waits for [`Primary::synced`]. One round is under way
-//! at a time; requests that arrive meanwhile share the next one. See "Sync" in `docs/protocol.md`.
+//! at a time; requests that arrive during a round share the next one. See "Sync" in `docs/protocol.md`.
 
 use crate::ids::{Lsn, Position};
 use crate::planted::{self, Bug};
@@ -49,7 +49,7 @@ impl Primary {
         self.syncing.reached.last
     }
 
-    /// Begins and ends rounds, and asks whoever has to sync.
+    /// Begins and ends rounds, and asks the members that have to sync.
     pub(super) fn sync_members(&mut self, out: &mut Vec<Output>) {
         let Syncing { reached, round, wanted } = &self.syncing;
         // Nobody has ever asked for one.

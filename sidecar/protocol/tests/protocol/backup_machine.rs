@@ -1,4 +1,4 @@
-//! A backup's decisions where a script would be clumsy: who is admitted, what a restart finds, bounds.
+//! A backup's decisions where a script would be clumsy: which callers are admitted, what a restart finds, bounds.
 
 use tailwind_protocol::backup::{
     Backup, Counts, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
@@ -200,7 +200,7 @@ fn fence_never_lowers_the_promise() {
         assert!(matches!(reply, Some(Reply::Refused(Refusal::WrongLog { .. }))), "{reply:?}");
     }
     assert_eq!(fixture.backup.promise().epoch, Epoch(5));
-    // Asked again under the same epoch, nothing is revoked: the caller's own buffers go on.
+    // Asked again under the same epoch, nothing is revoked: the caller's own buffers stay lent.
     fixture.fence(5);
     assert_eq!(fixture.out.len(), 1);
     assert_eq!(fixture.backup.counts().lent, 1);
@@ -266,7 +266,7 @@ fn repeated_close_reports_the_current_state() {
     ));
     fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    // On disk, and found corrupt there: no longer whole, whatever an earlier close returned.
+    // On disk, and found corrupt there: no longer whole, although an earlier close succeeded.
     fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(
         fixture.ask(close(caller(5), identity(1, 5), 3)),
@@ -368,7 +368,7 @@ fn open_flushed(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> 
     Request::Open(OpenRequest { caller, identity, purpose, durability: Durability::Flushed })
 }
 
-/// From the raise on it keeps its identity after a loss of power, so whatever it holds must be on its disk by then.
+/// From the raise on it keeps its identity after a loss of power, so everything that it holds must be on its disk by then.
 #[test]
 fn flushed_durability_waits_until_all_is_on_disk() {
     let mut fixture = promised();
@@ -562,7 +562,7 @@ fn shutdown_waits_for_flushes_and_refuses_requests() {
 }
 
 /// Under `Flushed` a copy that is whole in memory is reported as open. A drop of what was here before, of the same segment with
-/// the same end, may come late: after the segment has been lent, written and closed anew in the same epoch.
+/// the same end, may come late: after the segment has been lent, written and closed again in the same epoch.
 #[test]
 fn late_drop_spares_copies_closed_in_this_epoch() {
     let promise =
@@ -620,7 +620,7 @@ fn corruption_is_reported_until_an_image_replaces_the_copy() {
     assert_eq!((fixture.backup.counts().corrupt, fixture.backup.damage().len()), (0, 0));
 }
 
-/// Whatever is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of
+/// Everything that is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of
 /// itself, even one from before there was any log.
 #[test]
 fn promise_older_than_the_owed_segments_is_doubted() {

@@ -238,7 +238,7 @@ fn unnamed_loss_is_a_doubt_that_survives_restarts() {
         // The next process finds everything tidied.
         let mut fixture = Fixture::start(Found { promise: remembered, ..Found::default() });
         assert!(!fixture.backup.is_witness());
-        // Not by whoever fenced the process before and knows nothing of the doubt.
+        // An open does not end the doubt if it comes from a caller that fenced the earlier process and knows nothing of it.
         assert!(matches!(fixture.open(3, identity(9), Purpose::Append), Reply::Opened(_)));
         assert!(!fixture.backup.is_witness());
         fixture.fence(5);
@@ -252,7 +252,7 @@ fn unnamed_loss_is_a_doubt_that_survives_restarts() {
     }
 }
 
-/// An older promise was put back, from before there was any log: it starts all the same, and goes on to say what it misses.
+/// An older promise was put back, from before there was any log: it starts all the same, and keeps saying what it misses.
 #[test]
 fn flush_note_without_a_promised_log_is_a_lasting_doubt() {
     let found = |promise| Found { promise, flushed: vec![(identity(1), Offset(552))], ..Found::default() };
@@ -262,7 +262,7 @@ fn flush_note_without_a_promised_log_is_a_lasting_doubt() {
     assert_eq!(again.backup.promise(), first.backup.promise(), "said once");
 }
 
-/// Nothing is changed before the doubt is on disk; and what shows that the log goes on makes up for such a file.
+/// Nothing is changed before the doubt is on disk; and evidence that the log continues makes up for such a file.
 #[test]
 fn open_file_that_is_not_understood_is_moved_aside_and_missed_if_needed() {
     let found = |found: Found| Found { promise: promise(), not_understood: vec![SegmentId(2)], ..found };
@@ -368,7 +368,7 @@ fn epoch_belongs_to_the_claim_it_was_promised_to() {
     assert_eq!(fixture.out.len(), 1, "nothing was done: {:?}", fixture.out);
     assert!(matches!(fixture.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the same claim again");
     assert!(matches!(fixture.ask(claimed(60, &[50, 40, 30], 6)), Reply::Inventory(_)));
-    assert!(matches!(fixture.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "a person has passed epochs over");
+    assert!(matches!(fixture.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "an administrator has skipped epochs");
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn owed_segment_is_recorded_before_the_close_is_answered() {
     assert!(recorded < answered, "{:?}", fixture.out);
 }
 
-/// The promise that tells of the doubt may be lost in its turn. Whoever starts after that must doubt again.
+/// The promise that tells of the doubt may be lost in its turn. The process that starts after that must doubt again.
 #[test]
 fn lost_buffer_is_remembered_until_the_backup_is_trusted() {
     let found = Found { promise: promise(), missing: vec![(Slot(0), lent(1))], ..Found::default() };

@@ -86,7 +86,7 @@ impl Fixture {
         Fixture::with(members, min_in_sync, accept_loss, None)
     }
 
-    /// The same after a person has ordered that this log is recovered from disks.
+    /// The same after an administrator has ordered that this log be recovered from disks.
     fn from_disk(members: u128, log: u128, accept_loss: Option<AcceptedLoss>) -> Fixture {
         Fixture::with(members, 2, accept_loss, Some(LogId(log)))
     }
@@ -169,7 +169,7 @@ impl Fixture {
                 };
                 next.extend(self.step(Input::Repaired(epoch, task, Ok(()))).to_vec());
             }
-            assert!(!next.is_empty(), "it goes on until it wins");
+            assert!(!next.is_empty(), "it continues until it wins");
             todo = next;
         }
     }

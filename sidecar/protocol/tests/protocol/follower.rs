@@ -272,7 +272,7 @@ impl Scene {
             self.beat();
             self.input(Input::Tick);
             if self.follower.wake_at().is_some_and(|next| next <= self.now) && self.now == before {
-                panic!("it wants to be woken at once, for ever");
+                panic!("it wants to be woken at once, without end");
             }
         }
         self.now = end;
@@ -430,7 +430,7 @@ fn begins_in_the_first_segment_of_a_young_log() {
     }
 }
 
-/// The group was deleted and made anew: nothing of its new log belongs behind what was handed out.
+/// The group was deleted and recreated: nothing of its new log belongs behind what was handed out.
 #[test]
 fn another_log_ends_it() {
     let logs = segments(&[12]);
@@ -604,7 +604,7 @@ fn a_board_that_stands_still_proves_nothing() {
     assert_eq!((scene.beyond, scene.caught_up), (None, 1), "{:?}", scene.left);
 }
 
-/// A person has accepted the loss of what was shown.
+/// An administrator has accepted the loss of what was shown.
 #[test]
 fn a_log_that_has_become_shorter_ends_it() {
     let logs = segments(&[8]);
@@ -622,8 +622,8 @@ fn a_log_that_has_become_shorter_ends_it() {
     scene.shows(&[&logs[0]]);
 }
 
-/// A person has accepted the loss of what was shown, and the log has grown past it since. Whoever was away finds a board that
-/// names more than it has handed out.
+/// An administrator has accepted the loss of what was shown, and the log has grown past it since. A follower that was away
+/// finds a board that names more than it has handed out.
 #[test]
 fn a_log_that_was_cut_ends_it_however_long_it_is_by_now() {
     let logs = segments(&[8, 8]);
@@ -786,7 +786,7 @@ proptest! {
     ) {
         let logs = segments(&counts);
         let all: Vec<Vec<u8>> = logs.iter().flat_map(|log| log.appends.concat()).collect();
-        // Whatever is acknowledged, in turn: each append of each segment.
+        // Every possible acknowledged end, in turn: each append of each segment.
         let ends = logs.iter().flat_map(|log| log.closures.iter().map(|closure| (log.identity.segment, *closure)));
         let mut ends = ends.skip(1).collect::<Vec<_>>().into_iter();
         let copy = |(i, log): (usize, &Log)| if i < disk && i + 1 < logs.len() { on_disk(log) } else { open(log) };

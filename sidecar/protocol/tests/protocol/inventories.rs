@@ -1,4 +1,4 @@
-//! Inventories: page by page, and what of them is believed. Whatever a member says, nobody panics and the log is not cut.
+//! Inventories: page by page, and what of them is believed. No answer of a member causes a panic or cuts the log.
 
 use std::time::Instant;
 
@@ -301,7 +301,7 @@ fn impossible_inventory_is_refused_with_a_reason() {
     }
 }
 
-/// Whoever leads an epoch twice gives its numbers out twice: the config store must say that it knows.
+/// Leading an epoch twice would give its numbers out twice: the config store must know of every epoch.
 #[test]
 fn segment_of_a_later_epoch_shows_that_the_store_went_back() {
     let later = CopyReport { identity: identity(2, 9), ..closed(2, 11, 20) };

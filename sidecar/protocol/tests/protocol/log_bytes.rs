@@ -196,7 +196,7 @@ fn impossible_header_is_rejected() {
 }
 
 /// The paper says that a checksum torn off ends in a zero byte, "which is disallowed"; but a CRC may well end in zero.
-/// Here the end mark follows the chain, whatever its last byte is.
+/// Here the end mark follows the chain, even if that ends in a zero byte.
 #[test]
 fn entry_without_its_end_mark_is_rejected() {
     let mut seen = [false; 256];

@@ -327,7 +327,7 @@ fn a_group_that_nobody_follows_pays_nothing() {
     assert_eq!((progress.beat, progress.acked), (beat + 2, Lsn(2)), "appends were its barrier");
 }
 
-/// Its readers go on elsewhere, and those are heard of there.
+/// Its readers continue at other members, which report them.
 #[test]
 fn a_lost_member_that_was_followed_does_not_count() {
     let mut group = Group::unfollowed(3);

@@ -284,7 +284,8 @@ fn next_spare_is_tried_after_a_refusal() {
     assert_eq!(fixture.look(), [Output::Survey], "and all over again");
 }
 
-/// Its answer may be from before: whoever takes that for a return steps down for a promotion that finds nothing there.
+/// Its answer may be from before the loss: a primary that takes it for a return steps down for a promotion that finds nothing
+/// there.
 #[test]
 fn survey_does_not_count_for_a_member_lost_meanwhile() {
     let (mut fixture, seats) = Fixture::ready_with(3, Rules { min_in_sync: 2, ..RULES });

@@ -526,7 +526,7 @@ fn member_with_a_hung_disk_is_dropped_but_a_slow_one_is_not() {
         fixture.flushed(&one, end);
         wait(&mut fixture, 900, &[]);
         fixture.flushed(&two, end);
-        assert_eq!(fixture.lost, [], "acks go on, if slowly");
+        assert_eq!(fixture.lost, [], "acks continue, if slowly");
     }
     complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 400);
     fixture.flushed(&one, 400);

@@ -289,7 +289,7 @@ fn unfit_members_count_if_too_few_are_fit() {
     assert_eq!(ids(&fixture.wins(2).members), ["m1", "m2"]);
 }
 
-/// The other one is gone meanwhile: better a member that may be repaired this time than nobody.
+/// The other one is gone by now: a member that may be repaired this time is better than none.
 #[test]
 fn unfit_member_counts_once_the_wait_for_others_is_over() {
     let (mut fixture, config) = half_repaired(1);
@@ -340,8 +340,8 @@ fn segments_that_no_member_has_are_searched_for_one_after_the_other() {
     assert_eq!(next, [Task::Install(member(1).id, SegmentId(7000))]);
 }
 
-/// Two sidecars of a new group start at the same time. Whoever finds that the other was first has lost the race: it has
-/// never heard that primary, and may not depose it for nothing.
+/// Two sidecars of a new group start at the same time. The one that finds the other first has lost the race: it has never heard
+/// from that primary, and may not depose it without a reason.
 #[test]
 fn race_for_a_new_group_is_lost_to_its_creator() {
     let mut fixture = Fixture::start(1);

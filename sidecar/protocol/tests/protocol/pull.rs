@@ -33,7 +33,7 @@ fn corrupt() -> Input {
     Input::Closed(Err(Refusal::Corrupt { segment: SEGMENT }))
 }
 
-/// Opens, and tells whom it copies from and how.
+/// Opens, and returns the source that it copies from and how.
 fn copy(pull: &mut Pull, opens: &Output) -> (String, Way) {
     let Output::Open(open) = opens else { panic!("{opens:?}") };
     assert_eq!((open.purpose, open.identity.segment, open.caller.epoch), (Purpose::Install, SEGMENT, Epoch(5)));
@@ -61,7 +61,7 @@ fn memory_first_then_the_disk() {
     assert_eq!(pull.step(Input::Closed(Ok(()))), Output::End(Ok(())));
 }
 
-/// Each way to it would take as long to fail, and the caller does not wait for ever.
+/// Each way to it would take as long to fail, and the caller does not wait indefinitely.
 #[test]
 fn a_silent_source_is_passed_over_at_once() {
     let (mut pull, next) = Pull::start(request(&["m1", "m2", "m3"]), false);
@@ -117,7 +117,7 @@ fn what_is_here_is_only_closed() {
     let (mut pull, next) = Pull::start(request(&["m1"]), true);
     assert!(matches!(next, Output::Close(_)), "{next:?}");
     assert_eq!(pull.step(Input::Closed(Ok(()))), Output::End(Ok(())));
-    // It has rotted meanwhile.
+    // It has rotted since.
     let (mut pull, _) = Pull::start(request(&["m1"]), true);
     let next = pull.step(corrupt());
     assert_eq!(close(&mut pull, &next), ("m1".to_owned(), Way::CheckedFetch));

@@ -17,7 +17,7 @@ fn identity(segment: u64, epoch: u64) -> SegmentIdentity {
     }
 }
 
-/// The closure that every copy of these records has, whoever holds it.
+/// The closure that every copy of these records has, at any member.
 fn closure(first: u64, last: u64) -> Closure {
     let records = last + 1 - first;
     let (first, last) = (Lsn(first), Lsn(last));
@@ -192,7 +192,7 @@ fn log_torn_across_segments_ends_at_the_furthest_open_end() {
     let beyond = copy(3, 1, Open, 10, 12);
     let torn = holds("m1", &[before, copy(2, 1, Open, 6, 7), beyond]);
     assert_eq!(assembled(std::slice::from_ref(&torn))[1..], [(2, 1, 6, 7, "m1".to_owned())]);
-    // Whoever has more of it decides, and whoever has it whole saves what lies beyond.
+    // The copy with more of it decides, and a whole copy saves what lies beyond.
     let more = holds("m2", &[before, copy(2, 1, Open, 6, 8)]);
     assert_eq!(assembled(&[torn.clone(), more])[1..], [(2, 1, 6, 8, "m2".to_owned())]);
     let whole = holds("m2", &[before, copy(2, 1, Open, 6, 9)]);
@@ -255,7 +255,7 @@ fn closed_segment_is_not_cut_off() {
     assert_eq!(missing(&[open.clone(), itself]), (2, 9));
     let later = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(3, 1, Closed, 10, 12)]);
     assert_eq!(missing(&[open, later]), (2, 9));
-    // So was whatever a later epoch follows.
+    // A segment that a later epoch follows was whole, too.
     let followed = holds("m1", &[copy(1, 1, Closed, 1, 5), torn, copy(3, 2, Open, 10, 12)]);
     assert_eq!(missing(std::slice::from_ref(&followed)), (2, 9));
     // And what was trimmed.

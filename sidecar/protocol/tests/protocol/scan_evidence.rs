@@ -81,7 +81,7 @@ fn flipped_bit_in_a_mark_loses_nothing() {
     }
 }
 
-/// Whoever waits for each ack before the next append: the entry after next vouches for it, without any mark.
+/// If the writer waits for each ack before the next append, the entry after next vouches for it, without any mark.
 #[test]
 fn all_but_the_last_two_appends_are_proven_under_load() {
     let Written { bytes, ends, .. } = write(&some_payloads(12), 0, false);

@@ -388,7 +388,8 @@ fn batch_written_record_by_record_is_the_same_frame() {
     assert!(announces_append(&bytes) && !announces_append(&request_bytes(1, &Request::Status)));
 }
 
-/// The formula of the document against the log's own bytes, and against the frame's: who keeps to it is never refused.
+/// The formula of the document against the log's own bytes, and against the frame's: a client that keeps to it is never
+/// refused.
 #[test]
 fn batch_size_matches_the_document() {
     let (record_cost, batch_cost) = (layout::RECORD_HEADER_SIZE as u16, layout::CHECKSUM_SIZE as u16);

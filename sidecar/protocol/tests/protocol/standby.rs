@@ -1,5 +1,5 @@
 //! The judgement of a standby as golden scripts: each file in `standby/` tells one story of sidecar `s1`, and the output is
-//! what it asked for, and when. `UPDATE_GOLDENFILES=1` writes it anew; read it before you keep it.
+//! what it asked for, and when. `UPDATE_GOLDENFILES=1` rewrites it; read it before you keep it.
 
 use std::error::Error;
 
