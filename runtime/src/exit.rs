@@ -11,7 +11,7 @@ use clap::ValueEnum;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[repr(u8)]
 pub enum Exit {
-    /// Success, or a clean stop by SIGTERM or SIGINT. Also if whoever reads the output closes it, as `head` does
+    /// Success, or a clean stop by SIGTERM or SIGINT. Also if the reader of the output closes it, as `head` does
     Success = 0,
     /// Something failed; standard error says what, and what to do
     Failure = 1,

@@ -1,7 +1,7 @@
-//! Who may use the control RPC: with TLS, holders of certificates; without, holders of a token that the group shares.
+//! Access to the control RPC: with TLS, for holders of certificates; without, for holders of a token that the group shares.
 //!
 //! Loaded by `run` and `backup`. [`http`](crate::http) demands it of callers, [`rpc`](crate::rpc) shows it to servers. Without
-//! either there is no control RPC: a connection over loopback says nothing about who the caller is.
+//! either there is no control RPC: a connection over loopback does not identify the caller.
 
 pub mod token;
 

@@ -66,7 +66,7 @@ pub use status::example as example_metrics;
 /// Power is about to go (`init(1)`, `signal(7)`): Linux calls it SIGPWR.
 const SIGPWR: i32 = 30;
 
-/// Runs a backup until it is told to end. An error is something that a person must mend before the next start.
+/// Runs a backup until it is told to end. An error is something that an administrator must fix before the next start.
 pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let BackupOptions {
         group,

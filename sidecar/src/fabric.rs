@@ -248,7 +248,7 @@ pub fn sidecar(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> any
     match select(fabric, rdma, address)? {
         SelectedFabric::Shm => Ok(SidecarFabric::new(ShmSender::default(), ShmReader)),
         SelectedFabric::Tcp => Ok(SidecarFabric::new(TcpSender::default(), TcpReader)),
-        // Backups of the baselines share nothing, and say so to whoever wants to read.
+        // Backups of the baselines share nothing, and tell readers so.
         #[cfg(feature = "baselines")]
         SelectedFabric::Messages(baseline) => Ok(SidecarFabric::new(MessageSender::new(baseline), ShmReader)),
         #[cfg(feature = "baselines")]

@@ -52,8 +52,8 @@ pub struct Rights {
     pub backups: &'static [&'static str],
 }
 
-/// An endpoint for the sidecars of this group, and on some paths for others of it. A token says nothing about roles: whoever
-/// has it may ask for everything.
+/// An endpoint for the sidecars of this group, and on some paths for others of it. A token says nothing about roles: its holder
+/// may ask for everything.
 pub fn server(router: Router, access: &Access, rights: Rights) -> Server {
     let refuse = |status, why| response(status, Refusal::BadRequest { why });
     let router = match access {
@@ -63,7 +63,7 @@ pub fn server(router: Router, access: &Access, rights: Rights) -> Server {
     Server { authentication: access.authentication(), refuse, ..Server::new(router) }
 }
 
-/// Lets a caller ask for what its role may. Whatever is not listed is for sidecars alone.
+/// Lets a caller ask for what its role permits. Paths that are not listed are for sidecars alone.
 async fn check_role(State(rights): State<Rights>, request: Request, next: Next) -> Response {
     let (path, caller) = (request.uri().path(), request.extensions().get::<PeerRole>());
     let may = match caller {

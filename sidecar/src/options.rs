@@ -45,7 +45,7 @@ impl FromStr for BackupAddress {
     }
 }
 
-/// Who may connect to the socket, as an option says it.
+/// The users that may connect to the socket, as an option names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllowedUid {
     /// This user.
@@ -88,7 +88,7 @@ pub mod heading {
     pub const FABRIC: &str = "Fabric";
     /// How RDMA is used where it is.
     pub const RDMA: &str = "RDMA (--fabric verbs and auto)";
-    /// Who may use the control RPC.
+    /// Options for access to the control RPC.
     pub const ACCESS: &str = "Access to the control RPC";
     /// Memory that a backup lends.
     pub const MEMORY: &str = "Memory";

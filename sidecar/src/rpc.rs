@@ -2,7 +2,7 @@
 //!
 //! Called by `control`; speaks HTTP/1.1 with kept-alive connections, by [`tls`] or with the group's token
 //! ([`access`](crate::access)). The messages are [`tailwind_protocol::rpc`]. A backup is known by its name: `dial` looks for it
-//! at every address that is known at the moment, each request says whom it is for, and whoever is somebody else refuses it. A
+//! at every address that is known at the moment, each request names the backup that it is for, and any other one refuses it. A
 //! request whose bytes may have been sent is never sent again by itself, unless it was refused so: its caller knows what may be
 //! repeated.
 
@@ -109,13 +109,13 @@ pub struct BackupClient(Arc<Client>);
 
 struct Client {
     dialer: Dialer,
-    /// Whom requests are for, if it is a backup.
+    /// The backup that requests are for; none if it is no backup.
     member: Option<MemberId>,
     addresses: Addresses,
     idle: Mutex<Vec<Idle>>,
     peer: Mutex<Option<IpAddr>>,
     traits: Mutex<Option<BackupTraits>>,
-    /// Whom it asks, if it is no backup: for people.
+    /// The name of the process that it asks, if it is no backup: for people.
     label: Option<String>,
 }
 
@@ -182,7 +182,7 @@ impl BackupClient {
         BackupClient(Arc::new(Client { dialer, member, addresses, idle, peer, traits, label }))
     }
 
-    /// Whom it asks, for people: a name, and where it may be.
+    /// The process that it asks, for people: a name, and where it may be.
     pub fn whom(&self) -> String {
         let addresses = (self.0.addresses)().join(" or ");
         let name = self.0.member.as_ref().map(MemberId::as_str).or(self.0.label.as_deref());
@@ -515,7 +515,7 @@ fn causes(error: &hyper::Error) -> String {
     }
 }
 
-/// True where the other side has ended the connection, in whatever part of a message.
+/// True where the other side has ended the connection, in any part of a message.
 fn has_ended(error: &hyper::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     let gone = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof];

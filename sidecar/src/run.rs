@@ -274,7 +274,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
     Ok(())
 }
 
-/// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket
+/// Binds the append socket: mode 0660, or 0666 where other users are allowed, which are then checked by their number. A socket
 /// file without a listener is left over from a dead process.
 fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<(UnixListener, BoundSocket)> {
     let length = path.as_os_str().len();

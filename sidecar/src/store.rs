@@ -65,7 +65,7 @@ impl Store {
         }
     }
 
-    /// What to say of a store that has no content, to those who only read it.
+    /// What to say of a store that has no content, to processes that only read it.
     pub fn nothing_yet(&self) -> String {
         match self {
             Store::File(store) => format!(
@@ -106,7 +106,7 @@ impl Store {
         }
     }
 
-    /// Returns once the content is newer than `known`, or of another log, with that content: for whoever writes nothing.
+    /// Returns once the content is newer than `known`, or of another log, with that content: for processes that write nothing.
     pub async fn news(&self, known: Option<(LogId, Stamp)>) -> Configuration {
         match self {
             Store::Kubernetes(store) => store.news(known).await,

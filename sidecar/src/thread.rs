@@ -24,8 +24,8 @@ pub(crate) fn spawn_owned<T: Send + 'static>(
     Ok(owner)
 }
 
-/// What a task has returned. Its panic goes on here. Nobody ends a task that is waited for, so one that was cancelled means that
-/// the process ends: then there is nothing left to do.
+/// What a task has returned. If it panicked, so does the caller. Nobody cancels a task that is waited for, except when the
+/// process ends: then there is nothing left to do.
 pub(crate) async fn result<T>(joined: Result<T, JoinError>) -> T {
     match joined.map_err(JoinError::try_into_panic) {
         Ok(result) => result,

@@ -1,4 +1,4 @@
-//! Mutual TLS of the control RPC: the name in a certificate decides who may call, not the address.
+//! Mutual TLS of the control RPC: the name in a certificate decides which peers may call, not the address.
 //!
 //! Loaded by `run` and `backup`, and again when its files change; [`http`](crate::http) accepts with it,
 //! [`rpc`](crate::rpc) connects with it. The CA belongs to one group; a certificate names its owner by a URI, see [`identity`].
@@ -101,7 +101,7 @@ impl Handshake for Tls {
         if let Some(role) = role {
             extensions.insert(role);
         }
-        // However many there are, heartbeats between sidecars and backups go on.
+        // Heartbeats between sidecars and backups continue, however many guests there are.
         let standing = if role == Some(PeerRole::Sidecar) { Standing::Authenticated } else { Standing::Guest };
         Peer { standing, extensions }
     }
@@ -152,7 +152,7 @@ impl Tls {
         Ok(Tls { source: Arc::new(source), material, is_reload_failing })
     }
 
-    /// Who this process is.
+    /// The identity of this process.
     pub fn identity(&self) -> Identity {
         self.now().identity.clone()
     }
@@ -281,7 +281,7 @@ impl Material {
     }
 }
 
-/// For the person who provided the file.
+/// The error for the user who provided the file.
 fn unusable(flag: &str, path: &Path, why: impl Display) -> anyhow::Error {
     anyhow!("{flag} {}: {why}", path.display())
 }

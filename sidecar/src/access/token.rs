@@ -1,8 +1,8 @@
 //! The control token: a file of random digits that only the processes of a group can read.
 //!
-//! Without TLS it is what tells a process of the group from any other user of the host. Who asks shows it as a bearer token
-//! (RFC 6750), but only to a server that has [proved](Token::proof) that it knows the token as well: otherwise whoever takes
-//! the port of a backup that is down would be told it. See decision 0022.
+//! Without TLS it distinguishes a process of the group from any other user of the host. A caller shows it as a bearer token
+//! (RFC 6750), but only to a server that has [proved](Token::proof) that it knows the token as well: otherwise a process that
+//! takes the port of a backup that is down would learn it. See decision 0022.
 
 use std::convert::Infallible;
 use std::fs::{self, File, OpenOptions};

@@ -130,7 +130,7 @@ impl Handle {
         self.read_side(|reply| ActorMessage::AdmitPull(Box::new(request), reply)).await
     }
 
-    /// A pull has failed: frees the buffer that it was to fill, unless somebody else was given it meanwhile.
+    /// A pull has failed: frees the buffer that it was to fill, unless that was lent again in the meantime.
     pub(super) async fn give_up(&self, filling: Filling) {
         let (reply, done) = oneshot::channel();
         // An actor that is gone has ended the process.
@@ -275,7 +275,7 @@ struct Running {
     finished: Option<bool>,
     /// Set by [`OutputResult::NoRoom`]: the output is still due.
     blocked: Option<String>,
-    /// What has happened meanwhile. Bounded by the flusher's jobs, and a tick.
+    /// Inputs that have arrived while `blocked`. Bounded by the flusher's jobs, and a tick.
     postponed: VecDeque<Input>,
 }
 
@@ -416,7 +416,8 @@ impl Running {
         Ok(())
     }
 
-    /// Nothing may be told to the machine until what is due is done. Whoever waits is told why, and asks again.
+    /// The machine gets no input until the output that is due has been carried out. Waiting callers are told why, and ask
+    /// again.
     fn block(&mut self, why: String) {
         for (_, waiting) in self.requests.drain() {
             // The caller may be gone.

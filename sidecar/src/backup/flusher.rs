@@ -89,7 +89,7 @@ impl<A: Fn(Input)> Worker<A> {
                     Err(RecvTimeoutError::Disconnected) => return self.flusher.rest(),
                 }
             }
-            // Whatever else waits: flushes of the same segment are done at once.
+            // Take everything else that waits: flushes of the same segment are done together.
             queue.try_iter().for_each(|task| self.take(task));
             self.next_job();
         }

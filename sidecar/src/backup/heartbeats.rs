@@ -1,7 +1,7 @@
 //! Heartbeats: that this backup lives, and whether readers look at its board.
 //!
-//! Sent by [`routes`](super::routes) to whoever listens. The primary does: it writes boards only while somebody looks at one. So
-//! what it hears changes at once, even where heartbeats are rare.
+//! Sent by [`routes`](super::routes) to all listeners. The primary is one: it writes boards only while a reader looks at one.
+//! So a change is sent at once, even where heartbeats are rare.
 
 use std::convert::Infallible;
 use std::time::Duration;

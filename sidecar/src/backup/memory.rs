@@ -242,7 +242,7 @@ pub(super) struct Filling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FillingOver;
 
-/// Bytes written at a time: whoever ends a filling waits for no more than that.
+/// Bytes written at a time: the end of a filling waits for no more than that.
 const FILL_SIZE: usize = 256 << 10;
 
 impl Filling {
@@ -341,7 +341,7 @@ impl Lent {
         self.board.as_ref().map(|(_, grant)| grant.clone())
     }
 
-    /// The grant of a slot's lending, for the caller, who fills it from now on; a lending of an earlier process has none.
+    /// The grant of a slot's lending, for the caller, which fills it from now on; a lending of an earlier process has none.
     pub(super) fn grant(&mut self, slot: Slot) -> Option<&Grant> {
         let lent = &mut self.slots[slot.0 as usize];
         lent.end_filling();

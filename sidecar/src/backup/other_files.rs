@@ -1,5 +1,5 @@
 //! Bytes of the files in the flush folder that are no segments of the log: counted at the start, and from time to time, because
-//! a person may release files in quarantine.
+//! an administrator may release files in quarantine.
 //!
 //! Started by [`run`](super::run); tells the [`actor`](super::actor).
 
@@ -45,7 +45,7 @@ pub(super) async fn watch(folder: PathBuf, actor: Handle) -> Infallible {
     }
 }
 
-/// Bytes of all regular files that do not have a segment's name. What vanishes meanwhile is left out.
+/// Bytes of all regular files that do not have a segment's name. Files that vanish during the count are left out.
 pub(super) fn bytes(folder: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {

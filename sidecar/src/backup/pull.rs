@@ -34,11 +34,11 @@ const PULLS_MAX: usize = 3;
 const PIECE: u32 = 1 << 20;
 /// Reads on their way: one lands while another one is copied. Memory of a pull: so many pieces.
 const PIECES: u32 = 2;
-/// How long a source may take to answer, a read to complete, and a fetch to go on. A source that is well needs milliseconds, and
-/// another one may be.
+/// How long a source may take to answer, a read to complete, and a fetch to continue. A healthy source needs milliseconds, and
+/// another source may be healthy.
 const SOURCE_SILENCE: Duration = Duration::from_secs(1);
-/// How long a source that was silent is not asked again: a newcomer pulls many segments, one after the other, and each would cost
-/// a silence anew.
+/// How long a source that was silent is not asked again: a newcomer pulls many segments, one after the other, and each would
+/// cost another silence.
 const AVOIDED: Duration = Duration::from_secs(10);
 /// How long a fetch may take: as for the primary's own.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -282,7 +282,7 @@ impl Puller {
     }
 }
 
-/// A [`Filling`] that nobody goes on with once this is dropped.
+/// A [`Filling`] that ends when this is dropped.
 struct EndedOnDrop(Filling);
 
 impl Drop for EndedOnDrop {

@@ -1,5 +1,5 @@
-//! How many files are in quarantine, and which: counted in the flush folder when somebody asks, since a person may release
-//! any of them at any time.
+//! How many files are in quarantine, and which: counted in the flush folder on request, since an administrator may release any
+//! of them at any time.
 //!
 //! Asked by [`routes`](super::routes). The files are named by [`tailwind_backup::quarantine`].
 

@@ -1,8 +1,8 @@
 //! A start that finds no room in the file system of its pool: it is tried again until there is some.
 //!
 //! Called by [`run`](super::run). Any user of a host can fill `/dev/shm`; a backup that ended because of that would have to be
-//! started again by somebody, and would look to all like one that has crashed. So it stays, lends nothing, and tells whoever
-//! asks: probes, and callers of the control RPC.
+//! restarted, and would look as if it had crashed. So it stays, lends nothing, and says so to probes and to callers of the
+//! control RPC.
 
 use std::os::fd::AsFd;
 use std::time::Duration;

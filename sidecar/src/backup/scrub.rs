@@ -64,7 +64,7 @@ enum ScrubResult {
     Sound(u64),
     Corrupt,
     Unread,
-    /// Trimmed, dropped or replaced meanwhile.
+    /// Trimmed, dropped or replaced since.
     Gone,
 }
 
@@ -93,7 +93,7 @@ impl Scrub {
         loop {
             let begun = Instant::now();
             let mut pass = ScrubPass::default();
-            // What is closed meanwhile is for the next pass, or none would end.
+            // Segments that close during a pass are for the next one, or none would end.
             let newest = actor.newest_closed().await.unwrap_or(SegmentId(0));
             let mut at = SegmentId(0);
             while let Some(copy) = actor.closed_behind(at).await {

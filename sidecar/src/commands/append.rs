@@ -384,8 +384,8 @@ impl Appender<'_> {
             self.primary = self.options.target.wait_for_primary()?;
             return self.settle();
         }
-        // Silence proves nothing, and what is in flight may still arrive: leave this primary only for a later one, of
-        // whose epoch every backup knows, so that nothing of this one can land any more.
+        // Silence proves nothing, and what is in flight may still arrive: leave this primary only for a later one whose epoch
+        // every backup knows, so that nothing of this one can land any more.
         match self.options.target.successor(&self.primary) {
             Some(successor) => {
                 self.progress.say("append: the primary is silent and has a successor");
@@ -425,7 +425,7 @@ impl Appender<'_> {
         let client = &mut self.primary.client;
         let passed = client.barrier()?;
         let Some(end) = self.log_end else {
-            // Nothing of ours can be there, but perhaps of somebody who died here before us.
+            // Nothing of ours can be there, but there may be records of a client that died here before us.
             let mut end = passed.last;
             let mut records = client.read(end.next(), 0)?;
             while let Some((lsn, _)) = records.next_record()? {
@@ -469,11 +469,11 @@ impl Appender<'_> {
         Ok(())
     }
 
-    /// The error that a person sees: with all that is known of what was appended.
+    /// The error for the user: with all that is known of what was appended.
     fn give_up(&mut self, error: &anyhow::Error) -> anyhow::Error {
         let has_waited = matches!(error.downcast_ref(), Some(Error::TimedOut { .. }));
         if !has_waited {
-            // A second error would add nothing: whatever is not acknowledged is reported so.
+            // A second error would add nothing: everything that is not acknowledged is reported so.
             let _ = self.drain();
         }
         let told = self.notice.told();

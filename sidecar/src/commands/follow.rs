@@ -24,7 +24,7 @@ use super::tell;
     mut_arg("wait", |wait| wait.help(WAIT_FOR_ANY))
 )]
 pub struct FollowOptions {
-    /// First record to read: an LSN (HISTORY/LSN to go on after what was written before), `first` (the first that has not been trimmed, as far as the sidecar knows) or `end` (the
+    /// First record to read: an LSN (HISTORY/LSN to continue after what was written before), `first` (the first that has not been trimmed, as far as the sidecar knows) or `end` (the
     /// next one to come)
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
@@ -50,7 +50,7 @@ enum End {
     Abandoned,
 }
 
-/// Follows until this sidecar is primary, or for ever.
+/// Follows until this sidecar is primary, or without end.
 pub fn run(options: &FollowOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect_to_any()?;
@@ -109,7 +109,7 @@ fn copy_follow(
             }
             Ok(Some(FollowEvent::Turn { epoch, next: to_come })) => {
                 *next = (follow.history(), to_come).into();
-                // Whoever reads the last line knows that every record is written.
+                // The last line tells its reader that every record is written.
                 out.flush().context(WRITE)?;
                 tell(format_args!("turn: this sidecar is primary in epoch {epoch}, and LSN {to_come} is next"));
                 return Ok(End::Turn);

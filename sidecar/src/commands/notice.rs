@@ -94,7 +94,7 @@ fn why(status: &Value, what: &str) -> Option<String> {
     status[what]["why"].as_str().map(str::to_owned)
 }
 
-/// Who listens on a socket, and why that one is not primary.
+/// Which sidecar listens on a socket, and why it is not primary.
 fn who_is_there(socket: &Path) -> String {
     let shown = socket.display();
     match connect(socket) {

@@ -1,4 +1,4 @@
-//! `quarantine`: what lies in quarantine in a backup's flush folder, and how a person lets go of it.
+//! `quarantine`: what lies in quarantine in a backup's flush folder, and how an administrator releases it.
 //!
 //! Needs no process of the group and harms none, so it works beside a backup that runs: that one never opens these files.
 //! What a file holds [`examine`] says, as for [`scan`].
@@ -114,7 +114,7 @@ pub fn run(options: &QuarantineOptions) -> anyhow::Result<()> {
                 choose(&folder, &known, names)?
             };
             let Released { gone, result } = release(&folder, &chosen);
-            // What is gone is said whatever became of the rest.
+            // Report what is gone, even if the rest failed.
             let lines: Vec<String> =
                 gone.iter().map(|(name, size)| format!("released {name}, {}", counted(*size, "byte"))).collect();
             print(&lines)?;
@@ -172,7 +172,7 @@ fn list(folder: &Path, files: &Files) -> Listed {
         let path = folder.join(name);
         let (state, what) = match scan::read(&path) {
             Ok(bytes) => judge(name, &bytes),
-            // Released meanwhile.
+            // Released in the meantime.
             Err(_) if !path.exists() => continue,
             Err(error) => {
                 listed.unread += 1;
@@ -235,7 +235,7 @@ fn release(folder: &Path, files: &Files) -> Released {
     for (name, size) in files {
         match fs::remove_file(folder.join(name)) {
             Ok(()) => _ = gone.insert(name.clone(), *size),
-            // Deleted by another process meanwhile.
+            // Deleted by another process in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 result = Err(anyhow!(error).context(format!("delete {}", folder.join(name).display())));

@@ -34,7 +34,7 @@ pub(super) type Output = RecordWriter<BufWriter<StdoutLock<'static>>>;
 pub enum Start {
     /// At the first record that can still be read.
     First,
-    /// At this record, as somebody who has those before it from this history, if it is known.
+    /// At this record, as a reader that has those before it from this history, if it is known.
     Lsn(History, Lsn),
     /// After the last acknowledged record.
     End,
@@ -123,7 +123,7 @@ command line is invalid";
 #[derive(Args, Clone, Debug)]
 #[command(after_help = READ_EXAMPLES, mut_arg("wait", |wait| wait.help(WAIT_ANYWHERE)))]
 pub struct ReadOptions {
-    /// First record to read: an LSN (HISTORY/LSN to go on after what was written before), `first` (the first that has not been trimmed) or `end`
+    /// First record to read: an LSN (HISTORY/LSN to continue after what was written before), `first` (the first that has not been trimmed) or `end`
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
     /// Maximum number of records; 0 for all current records
@@ -147,7 +147,7 @@ pub struct ReadOptions {
                   tailwind-sidecar tail --wait --from first > records.txt\n\n\
                   Exit codes: 0 if the output is closed; 1 if something failed; 2 if the command line is invalid")]
 pub struct TailOptions {
-    /// First record to read: an LSN (HISTORY/LSN to go on after what was written before), `first` (the first that has not been trimmed) or `end` (the next one to come)
+    /// First record to read: an LSN (HISTORY/LSN to continue after what was written before), `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]
     from: Start,
     /// Output format.
@@ -225,7 +225,7 @@ pub(super) fn is_abandoned() -> bool {
         && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// What a person needs to know after a failure.
+/// What a user needs to know after a failure.
 pub(super) fn go_on(written: u64, client::Start { from, history }: client::Start) -> String {
     match written {
         0 if from == Lsn(0) => "no record was read from the first one on".to_owned(),

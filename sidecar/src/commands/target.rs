@@ -64,7 +64,7 @@ pub(super) const FIRST_OF_SOCKETS: &str = "The sidecar's socket. If several side
                                            may all be given: the first that answers is used [default: /run/tailwind/GROUP.sock]";
 /// What `--wait` says for commands that any sidecar answers.
 pub(super) const WAIT_FOR_ANY: &str =
-    "Wait until the sidecar runs, whatever its role, without a time limit: for scripts that may start first";
+    "Wait until the sidecar runs, in any role, without a time limit: for scripts that may start first";
 /// And where an option decides.
 pub(super) const WAIT_ANYWHERE: &str = "Wait until the sidecar runs and is primary, or with --anywhere until it runs, without a \
                                         time limit: for scripts that may start first";
@@ -102,7 +102,8 @@ impl Sockets {
         Duration::from_millis(self.timeout_ms)
     }
 
-    /// Connects to the sidecar behind one socket, whatever its role, to ask how it is: without a ring, which that would count.
+    /// Connects to the sidecar behind one socket, in any role, to ask for its status: without a ring, which the status would
+    /// count.
     pub(super) fn connect_to(&self, socket: &Path) -> anyhow::Result<Client> {
         let options = Options { timeout: Some(self.timeout()), socket_only: true, ..Options::default() };
         connect_with(socket, &options).map_err(|error| explain(socket, error, ""))
@@ -115,8 +116,8 @@ impl Target {
         self.sockets.timeout()
     }
 
-    /// Connects to the primary. With a single socket and without `--wait` to whoever is there: what it is asked, it
-    /// refuses by itself.
+    /// Connects to the primary. With a single socket and without `--wait`, to the sidecar there in any role: it refuses by
+    /// itself what it cannot do.
     pub(super) fn connect(&self) -> anyhow::Result<Primary> {
         if self.wait {
             return self.wait_for_primary();
@@ -139,7 +140,7 @@ impl Target {
         bail!("no sidecar is primary; use --wait to wait for one:{others}")
     }
 
-    /// Connects to the first sidecar that answers, whatever its role.
+    /// Connects to the first sidecar that answers, in any role.
     pub(super) fn connect_to_any(&self) -> anyhow::Result<Client> {
         let sockets = self.sockets.paths();
         let _notice = self.wait.then(|| Notice::of_sockets("a sidecar", sockets.clone()));
@@ -222,7 +223,7 @@ fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Clien
 }
 
 fn connect_with(socket: &Path, options: &Options) -> Result<Client, Error> {
-    // The system says of these what it says of a socket that nobody listens on, for whom waiting would help.
+    // For these the system returns the same error as for a socket without a listener, where waiting would help.
     let kind = std::fs::metadata(socket).map(|found| found.file_type());
     let mistaken = match &kind {
         Ok(kind) if kind.is_dir() => Some(ErrorKind::IsADirectory),

@@ -1,6 +1,6 @@
 //! `top`: a group on the whole terminal, as its sidecars report it, until somebody quits.
 //!
-//! Everything is drawn by [`tailwind_screen`]; this chooses whom to ask.
+//! Everything is drawn by [`tailwind_screen`]; this chooses which sidecars to ask.
 
 use std::time::Duration;
 

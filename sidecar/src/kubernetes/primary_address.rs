@@ -2,9 +2,8 @@
 //!
 //! Used by [`control`](crate::control) where there is such a service (`--primary-service`): written when a term begins, kept so while
 //! it lasts, taken out when it ends. The operator makes the slice and its ports. Nothing of the append path waits for it. The
-//! slice tells the epoch of whom it names, and each write replaces only what was seen, so that a primary of before, whose
-//! write was late, never stands there in place of its successor.
-//! <https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/>
+//! slice records the epoch of the primary that it names, and each write replaces only what was seen, so that a late write of an
+//! earlier primary never replaces its successor. <https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/>
 
 use std::convert::Infallible;
 use std::fmt;
@@ -35,8 +34,7 @@ const LOG_AGAIN: Duration = Duration::from_secs(60);
 /// A term that has ended takes its address out within this time, or leaves it to its successor and the operator.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A log and an epoch: `LOG/EPOCH`. Of different logs neither comes before the other: a group that was begun anew begins with
-/// epoch 1.
+/// A log and an epoch: `LOG/EPOCH`. Terms of different logs have no order: a group that was recreated begins with epoch 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Term(LogId, Epoch);
 
@@ -46,7 +44,7 @@ impl Term {
         Term(config.log, config.epoch)
     }
 
-    /// Who has written the addresses, if anybody has.
+    /// The term whose primary has written the addresses, if one has.
     fn written_in(slice: &DynamicObject) -> Option<Term> {
         let (log, epoch) = slice.annotations().get(ANNOTATION_TERM)?.split_once('/')?;
         Some(Term(log.parse().ok()?, Epoch(epoch.parse().ok()?)))

@@ -1,4 +1,4 @@
-//! A config store in the `status.log` of a `ReplicaGroup`: the API server's etcd decides who wins.
+//! A config store in the `status.log` of a `ReplicaGroup`: the API server's etcd decides which writer wins.
 //!
 //! A swap is one JSON Patch (RFC 6902) on the status subresource: it tests what it expects and replaces `log`, in one
 //! transaction of etcd. No Lease is involved: a sidecar that wrongly believes to be primary is stopped by its backups.
@@ -29,7 +29,7 @@ use crate::store::{Joined, Store};
 use super::primary_address::PrimaryAddress;
 use super::{FIELD_MANAGER, GroupPath, convert};
 
-/// How long one request may take. Longer than any healthy API server needs, and short enough for a person who waits.
+/// How long one request may take. Longer than any healthy API server needs, and short enough for a waiting user.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// A first content meets every other change of the object, such as the operator's, and is tried again so often.
 const TRIES: usize = 10;
@@ -194,7 +194,8 @@ impl KubernetesStore {
         self.shows(|config| Some(config.stamp()) > known).await
     }
 
-    /// The same for whoever writes nothing; also once the content is of another log, because the object was made anew.
+    /// The same for a process that writes nothing; also returns once the content is of another log, because the object was
+    /// recreated.
     pub async fn news(&self, known: Option<(LogId, Stamp)>) -> Configuration {
         self.shows(|config| known.is_none_or(|(log, stamp)| config.log != log || config.stamp() > stamp)).await
     }

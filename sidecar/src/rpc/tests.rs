@@ -75,7 +75,7 @@ async fn replies_and_refusals_come_back_as_types() {
     assert!(unreachable(client.call("/odd", &Empty {}, TIMEOUT).await).contains("not understood"));
 }
 
-/// A backup that lies must not fill the memory of whoever asks it.
+/// A lying backup must not fill the memory of a caller.
 #[tokio::test]
 async fn only_inventories_are_large() {
     let large = || async { Json([" ".repeat(2 << 20)]) };
@@ -477,7 +477,7 @@ async fn an_inventory_is_read_page_by_page() {
     let seven: Vec<CopyReport> = (1..=7).map(copy).collect();
     let (answer, calls) = ask(0, Epoch(2)).await;
     assert_eq!((answer.unwrap().copies, calls), (seven.clone(), vec![0, 2, 4, 6]));
-    // It has trimmed something meanwhile: what was read before may be gone.
+    // It has trimmed something since: what was read before may be gone.
     let (answer, calls) = ask(3, Epoch(2)).await;
     assert_eq!((answer.unwrap().copies, calls), (seven, vec![0, 2, 4, 0, 2, 4, 6]));
     let (answer, calls) = ask(0, Epoch(1)).await;
@@ -485,7 +485,7 @@ async fn an_inventory_is_read_page_by_page() {
     assert_eq!(calls, [0]);
 }
 
-/// A backup that lies goes on for ever. Whoever asks it stops where no backup can have more.
+/// A lying backup sends pages without end. The caller stops where no backup can have more.
 #[tokio::test]
 async fn an_endless_inventory_is_not_read_to_its_end() {
     let asked = Arc::new(AtomicUsize::new(0));

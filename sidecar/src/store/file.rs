@@ -8,7 +8,8 @@
 //! replaces. A number *stands* while the file before is there with the tag that it names; number 0 always stands.
 //!
 //! What is never broken:
-//! - Number n is removed only by who has linked n + 2 or more, which stood: the highest that stands, and the one before, stay.
+//! - Number n is removed only by a writer that has linked n + 2 or more, which stood: the highest that stands, and the one
+//!   before, stay.
 //! - Numbers are removed in ascending order, durably. Number 0 is first: in its place comes a file with another tag, so
 //!   that its place is never free again.
 //!
@@ -19,11 +20,11 @@
 //!    that file is linked once.
 //! 4. So from the first moment of the stale n + 1 on there is no n with tag t. ∎
 //!
-//! Thus a swap whose link succeeds looks for n with tag t again. There it is: no n + 1 was ever there before, and the
-//! swap is done. It is not: the swap was done and superseded at once, or its link is stale; the outcome is unknown, and
-//! whoever tries the same again meets the conflict. Likewise a reader takes the highest number and then looks for the one
-//! before: there it is, so what it has read was the content of the group at some time. If a folder changes while it is
-//! listed, that time may be past, as with any store. Stale files are removed like superseded ones.
+//! Thus a swap whose link succeeds looks for n with tag t again. If it is there, no n + 1 was ever there before, and the swap
+//! is done. If not, the swap was done and superseded at once, or its link is stale; the outcome is unknown, and a retry meets
+//! the conflict. Likewise a reader takes the highest number and then looks for the one before: there it is, so what it has read
+//! was the content of the group at some time. If a folder changes while it is listed, that time may be past, as with any store.
+//! Stale files are removed like superseded ones.
 //!
 //! A damaged file is never repaired by guessing: the error names it and says what to do. An older content is never put
 //! back by the program either: see `docs/config-store.md`.
@@ -146,8 +147,8 @@ impl FileStore {
         Ok(store)
     }
 
-    /// The store at `path` for whoever only reads it: nothing is created or written, now or later. A folder that is not there
-    /// yet is a group that has never been started.
+    /// The store at `path` for a process that only reads it: nothing is created or written, now or later. A folder that is not
+    /// there yet is a group that has never been started.
     pub fn read_only(path: &Path) -> Result<FileStore, StoreError> {
         let store = FileStore { path: path.to_owned(), failures: Arc::default(), read_only: true };
         store.look()?;

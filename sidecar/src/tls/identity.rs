@@ -1,4 +1,4 @@
-//! Who a certificate belongs to: `tailwind://<group>/<role>/<name>`, where the role is `sidecar`, `backup` or `reader`.
+//! The owner of a certificate: `tailwind://<group>/<role>/<name>`, where the role is `sidecar`, `backup` or `reader`.
 //!
 //! A URI among the certificate's subject alternative names, as SPIFFE does it; host names and addresses play no part,
 //! because pods change theirs. Read by [`tls`](super) on both sides of every connection.
@@ -48,7 +48,7 @@ pub enum IdentityError {
     /// It names somebody else.
     #[error("belongs to {found}, but group {group} and role {roles} are needed here")]
     SomebodyElse {
-        /// Who it names.
+        /// The process that it names.
         found: String,
         /// The group needed.
         group: GroupName,

@@ -61,7 +61,8 @@ impl Verifier {
         Ok(identity)
     }
 
-    /// When this certificate expires, in seconds since 1970: who asks whether it is valid at the end of all time is told.
+    /// When this certificate expires, in seconds since 1970: the error of a check whether it is valid at the end of all time
+    /// says so.
     pub(super) fn expiry(&self, certificate: &CertificateDer<'_>) -> Option<u64> {
         let end = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
         match self.check_server_chain(certificate, &[], end) {
@@ -171,7 +172,7 @@ impl ClientCertVerifier for Verifier {
 pub(super) fn readable(problem: &CertificateError) -> String {
     match problem {
         CertificateError::Other(OtherError(error)) => error.to_string(),
-        // The latter where an issuer of the same name has another key, as after the CA was made anew.
+        // The latter where an issuer of the same name has another key, as after the CA was recreated.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "not issued by the CA in --tls-ca".to_owned()
         }

@@ -69,7 +69,7 @@ fn positions_for_others_leave_room_for_barriers() {
     assert!((1..100).contains(&full), "{full} of 100 are refused");
     drop(first);
     let mut second = ask(&mut bench);
-    assert_eq!(refused(&mut second), full, "whoever is gone leaves the place to others");
+    assert_eq!(refused(&mut second), full, "a client that is gone leaves its place to others");
 
     client.send(&[Request::Barrier, append(b"one")]);
     bench.settle();
@@ -132,7 +132,7 @@ fn boards_show_what_is_acknowledged_and_beat() {
     assert_eq!(bench.hear(&mut client), ack(3));
     bench.until("news for readers", |bench| (acked(bench) == [3, 3, 3]).then_some(()));
 
-    // Nobody appends: the beat goes on, so that readers know that nothing is missing.
+    // Nobody appends: the beat continues, so that readers know that nothing is missing.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     while bench.boards().into_iter().flatten().any(|(_, progress)| progress.beat < before.beat + BEATS) {
         assert!(std::time::Instant::now() < deadline, "{:?}", bench.boards());
@@ -212,7 +212,7 @@ fn a_read_waits_for_appends_of_a_dead_client() {
     returned.send(&[READ]);
     bench.settle();
     assert!(bench.handed_over().is_none(), "the read was served before the appends in flight");
-    // Who appends meanwhile is not waited for.
+    // Appends that arrive in the meantime are not waited for.
     let mut other = bench.client();
     other.send(&[append(b"three")]);
     bench.settle();
@@ -325,7 +325,7 @@ fn the_status_is_served_when_all_slots_are_in_use() {
     asking.send(&[Request::Status]);
     let question = bench.until("the question", |bench| bench.from_path.requests.try_recv().ok());
     let ClientRequest::Status(client, request) = question else { panic!("{question:?}") };
-    // Others who come meanwhile do not push it out, however many.
+    // Clients that connect in the meantime do not push it out, however many there are.
     let silent: Vec<Client> = (0..20).map(|_| bench.stranger()).collect();
     bench.settle();
     bench.command(Command::Answer(client, request, "{}".to_owned()));
@@ -338,7 +338,7 @@ fn the_status_is_served_when_all_slots_are_in_use() {
     let mut holding = bench.stranger();
     holding.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_HOLD }]);
     assert!(bench.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));
-    // Those inside go on, and a slot that becomes free is used again.
+    // Clients that have a slot continue, and a slot that becomes free is used again.
     clients[0].send(&[append(b"one")]);
     assert_eq!(bench.hear(&mut clients[0]), ack(1));
     clients.pop();
@@ -419,7 +419,7 @@ fn large_batches_wait_for_memory_but_small_appends_do_not() {
     assert_eq!(bench.hear(&mut half), ack(5));
     feed(&mut bench, &mut waiting, &batch[fed..]);
     assert_eq!(bench.hear(&mut waiting), ack(9));
-    // And back again, also when the one who has it dies with a batch half sent.
+    // And back again, also when its owner dies with a batch half sent.
     feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
     drop(half);
     feed(&mut bench, &mut waiting, &batch);
@@ -594,7 +594,7 @@ fn refusals_say_what_to_do() {
     assert!(bench.hear(&mut early).contains("an earlier append of this connection was not taken"));
 }
 
-/// Whoever connects and closes in a loop takes no turn from the log: a turn accepts a few.
+/// A client that connects and closes in a loop takes no turn from the log: a turn accepts only a few.
 #[test]
 fn a_turn_accepts_a_few_connections() {
     let mut bench = Bench::new();

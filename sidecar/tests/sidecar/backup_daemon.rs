@@ -262,7 +262,7 @@ async fn life(fabric: FabricKind) {
     assert_eq!(refusal(stale.lend(9, Durability::Memory).await), Refusal::Fenced { promised: Epoch(2) });
     assert_eq!(refusal(stale.connect().await), Refusal::Fenced { promised: Epoch(2) });
 
-    // A primary closes the tail and goes on. Now the memory holds what the disk does not.
+    // A primary closes the tail and continues. Now the memory holds what the disk does not.
     primary.fence().await;
     let identity = found.copies[1].identity;
     let close = CloseRequest { caller: primary.caller(), identity, closure: tail };
@@ -397,7 +397,7 @@ async fn quarantined_files_are_counted_listed_and_released() {
     let primary = Primary::new(&daemon, FabricKind::Shm, 2);
     let Inventory { copies, .. } = primary.fence().await;
     let request = DropRequest { caller: primary.caller(), copies };
-    // Whoever says it twice moves nothing the second time.
+    // A repetition moves nothing.
     for _ in 0..2 {
         let Empty {} = primary.client.call(path::DROP, &request, TIMEOUT).await.unwrap();
     }
@@ -408,7 +408,7 @@ async fn quarantined_files_are_counted_listed_and_released() {
     let reported = read_report(&daemon);
     assert_eq!((reported.epoch, reported.copies, reported.damaged, reported.quarantined), (2, 0, 0, Some(2)));
 
-    // A person looks and lets go, while the backup runs.
+    // An administrator lists and releases files while the backup runs.
     let listed = quarantine(&daemon, &["list"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
     for line in listed.lines() {
@@ -516,8 +516,8 @@ async fn a_file_that_is_too_short_is_corrupt_without_a_check() {
     assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
 }
 
-/// An end beyond the segment, in a closure that is as sound as its sender: refused, whatever the copy is, and remembered
-/// nowhere.
+/// An end beyond the segment, in a closure that is as sound as its sender: refused, no matter what the copy is like, and
+/// remembered nowhere.
 #[tokio::test]
 async fn an_end_beyond_the_segment_is_a_bad_request() {
     let mut daemon = Daemon::started(&[]);
@@ -739,7 +739,7 @@ async fn readers_read_what_is_lent() {
     }
 }
 
-/// Who copies segments does not look at the board.
+/// A backup that copies segments does not look at the board.
 #[tokio::test]
 async fn heartbeats_say_that_readers_look_at_the_board() {
     let fabric = FabricKind::Shm;
@@ -757,7 +757,7 @@ async fn heartbeats_say_that_readers_look_at_the_board() {
     follower.share(&[]).await.unwrap();
     assert_eq!(primary.client.heartbeats().await.unwrap().next().await, Ok(true));
     let told = async { while !heartbeats.next().await.unwrap() {} };
-    tokio::time::timeout(TIMEOUT, told).await.expect("who has listened all the time hears it too");
+    tokio::time::timeout(TIMEOUT, told).await.expect("an earlier listener hears it, too");
 }
 
 #[tokio::test]
@@ -925,7 +925,7 @@ async fn readers_and_backups_read_and_change_nothing() {
         (path::POSITION, false),
         ("/status", false),
     ] {
-        // Nothing is asked for, so that whatever passes for its role is refused or changes nothing.
+        // The requests are empty, so that even those that the role permits are refused or change nothing.
         let refused = async |client: &BackupClient| {
             let answer: Result<serde_json::Value, _> = client.call(path, &Empty {}, TIMEOUT).await;
             matches!(answer, Err(CallError::Refused(Refusal::Forbidden { .. })))
@@ -960,7 +960,7 @@ async fn readers_and_backups_read_and_change_nothing() {
         connect(client, number).await.unwrap();
     }
 
-    // What it fetches it checks itself, whatever it asks for: a check takes memory and a scan.
+    // A reader checks what it fetches by itself, even if it asks for a check: a check takes memory and a scan.
     let path = closed_file(&daemon, 1);
     until("the segment is on disk", async || path.exists()).await;
     let mut bytes = fs::read(&path).unwrap();
@@ -1108,7 +1108,7 @@ async fn concurrent_flushes_are_all_answered() {
         let on_disk = fs::read(open_file(&daemon, 1)).unwrap();
         assert!(scan::verify(&on_disk, open.writer.identity(), &open.writer.closure()));
     }
-    // Closed meanwhile: the whole file answers for it.
+    // Closed by now: the whole file answers for it.
     primary.close(&open).await;
     primary.flush(&open).await;
     until("the open file gives way to the closed one", async || {
@@ -1129,7 +1129,7 @@ async fn a_full_disk_delays_lending_and_loses_nothing() {
     until("the flush is tried again", async || metric(&daemon, "tailwind_backup_flush_failures_total") >= 2).await;
     for check in [true, false] {
         let bytes = primary.fetch_with(identity, closure, check).await.unwrap();
-        assert!(scan::verify(&bytes, &identity, &closure), "served from memory meanwhile");
+        assert!(scan::verify(&bytes, &identity, &closure), "served from memory until then");
     }
     // The fourth and last buffer is for images.
     for segment in 2..=3 {
@@ -1202,7 +1202,7 @@ async fn a_backup_starts_again_on_a_full_disk() {
     assert_eq!(found.boot, born.boot);
     let copies: Vec<_> = found.copies.iter().map(|copy| (copy.identity.segment.0, copy.state)).collect();
     assert_eq!(copies, [(1, CopyState::Closed), (2, CopyState::Open)]);
-    primary.lend(3, Durability::Memory).await.expect("the group goes on");
+    primary.lend(3, Durability::Memory).await.expect("the group continues");
     disk.relieve();
     until("the flush succeeds in the end", async || closed_file(&daemon, 1).exists()).await;
     assert_eq!(primary.inventory().await.copies[0].closure, closure);
@@ -1255,7 +1255,7 @@ async fn a_fence_waits_for_room_in_the_pool() {
     until("it has room again", async || probe(address, "/readyz").starts_with("HTTP/1.1 200")).await;
     let found = second.fence().await;
     assert_eq!((found.boot, found.copies[0].state, found.copies[0].closure), (born.boot, CopyState::Open, tail));
-    second.lend(2, Durability::Memory).await.expect("the group goes on");
+    second.lend(2, Durability::Memory).await.expect("the group continues");
     daemon.terminate(Signal::TERM);
 }
 
@@ -1337,7 +1337,7 @@ async fn cut_slot_files_are_reported_as_damage() {
     let found = primary.fence().await;
     assert_eq!((found.boot, found.witness), (born.boot, false));
     assert!(!found.damage.is_empty());
-    primary.lend(2, Durability::Memory).await.expect("the group goes on");
+    primary.lend(2, Durability::Memory).await.expect("the group continues");
 }
 
 #[tokio::test]
@@ -1356,7 +1356,7 @@ async fn a_cut_slot_table_is_reported_as_damage() {
         let found = primary.fence().await;
         assert_eq!((found.boot, found.witness), (born.boot, false), "cut to {length}");
         assert!(!found.damage.is_empty(), "cut to {length}");
-        primary.lend(3, Durability::Memory).await.expect("the group goes on");
+        primary.lend(3, Durability::Memory).await.expect("the group continues");
         daemon.terminate(Signal::TERM);
         daemon.start();
     }

@@ -215,7 +215,7 @@ fn follow_ends_when_nobody_reads_its_output() {
         let request = peer.expect(Request::Follow { from: 0, history: 0 });
         peer.records(request, 1, &["one"]);
         peer.send(request, Response::End { next: 2, tailing: true });
-        // Whoever hears of the lag all the time has no time-out in which to look.
+        // A command that hears of the lag all the time has no time-out in which to look.
         let mut bytes = Vec::new();
         Response::Lag { acked: 1, behind_ms: 1, stale: false }.encode(request, &mut bytes);
         while peer.stream.write_all(&bytes).is_ok() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// A start that takes longer is a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Tests may run as root, whom no mode keeps from writing: any change of the folder would show in its time.
+/// Tests may run as root, which no mode keeps from writing: any change of the folder would show in its time.
 #[test]
 fn a_reader_does_not_write_to_the_config_store() {
     let folder = tempfile::tempdir().unwrap();

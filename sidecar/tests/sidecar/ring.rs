@@ -157,7 +157,7 @@ fn rings_are_given_only_where_they_may_be() {
     drop(first);
     bench.settle();
     bench.ring_client();
-    // Who does not ask is given none.
+    // A client that does not ask for a ring gets none.
     bench.client();
     let mut bench = Bench::with(Options { rings_max: 0, ..Bench::options() });
     let mut client = bench.stranger();
@@ -221,7 +221,7 @@ fn impossible_positions_end_the_connection() {
     assert_eq!(last_record(&bench), Lsn(1));
 }
 
-/// Two threads write to a client's ring whatever they like, its control words included, while another client appends.
+/// Two threads write arbitrary bytes to a client's ring, its control words included, while another client appends.
 #[test]
 fn a_scribbling_client_harms_nobody() {
     let mut bench = Bench::with(Options { segment_size: SegmentSize::DEFAULT, ..Bench::options() });

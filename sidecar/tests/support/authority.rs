@@ -14,7 +14,7 @@ pub(crate) struct Authority {
 /// Files of one certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
-    /// Whom to trust.
+    /// The CA to trust.
     pub(crate) ca: PathBuf,
     /// The certificate.
     pub(crate) cert: PathBuf,

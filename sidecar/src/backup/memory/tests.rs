@@ -40,7 +40,7 @@ impl Folders {
         start(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
     }
 
-    /// Starts, says who it is, and changes what it has promised.
+    /// Starts, returns its identity, and changes what it has promised.
     fn live(&self, change: impl FnOnce(&mut MemberState)) -> BootId {
         let mut started = self.start().unwrap();
         let boot = started.member_state.boot;

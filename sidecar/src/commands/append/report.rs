@@ -1,5 +1,5 @@
-//! What `append` tells: a bar while it runs on a terminal, a line when it is done, and after a failure all that a person
-//! needs to go on.
+//! What `append` prints: a bar while it runs on a terminal, a line when it is done, and after a failure all that a user needs
+//! to resume.
 
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write as _};

@@ -56,7 +56,7 @@ pub(super) struct Acked {
     pub(super) through: u64,
 }
 
-/// Why the log does not go on with what was sent.
+/// Why the log does not continue with what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Mismatch {
     /// Another record stands there.
@@ -131,8 +131,8 @@ impl<T: PartialEq> SendWindow<T> {
         self.sent.push_back((ticket, bundle));
     }
 
-    /// The append `ticket` is acknowledged, its last record as `last`. `None`: not the oldest one in flight, so that an
-    /// earlier one has failed and this one proves nothing that a person could use.
+    /// The append `ticket` is acknowledged, its last record as `last`. `None`: not the oldest one in flight, so that an earlier
+    /// one has failed and this one proves nothing of use.
     pub(super) fn acknowledge(&mut self, ticket: &T, last: Lsn) -> Option<(Lsn, Lsn)> {
         let (_, bundle) = self.sent.pop_front_if(|(sent, _)| sent == ticket)?;
         Some(self.on_acked(bundle, last))

@@ -1,7 +1,7 @@
 //! What a buffer or segment file holds: name, header, footer, scan, and whether they agree. No I/O.
 //!
-//! Called by [`scan`](super) and [`folder`](super::folder). What is valid is for [`tailwind_protocol::scan`] to say; this
-//! adds what a person wants to know about the rest of the file.
+//! Called by [`scan`](super) and [`folder`](super::folder). What is valid is for [`tailwind_protocol::scan`] to say; this adds
+//! what an administrator wants to know about the rest of the file.
 
 use std::fmt;
 

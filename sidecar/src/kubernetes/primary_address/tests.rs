@@ -143,7 +143,7 @@ async fn the_slice_leads_to_the_primary_and_stays_so() {
         server.wait_for(|slice| slice["endpoints"][0]["addresses"] == json!(["10.0.0.5"])).await;
         assert_eq!(server.leads_to(), "app-0");
         assert_eq!(server.slice.borrow()["metadata"]["annotations"][ANNOTATION_TERM], format!("{LOG}/3"));
-        // The operator believed the pod gone, or a person has edited it.
+        // The operator believed the pod gone, or an administrator has edited it.
         server.write(&json!({"endpoints": []}));
         server.wait_for(|slice| slice["endpoints"][0]["addresses"] == json!(["10.0.0.5"])).await;
         task.abort();
@@ -157,7 +157,7 @@ async fn an_older_term_never_replaces_a_newer_one() {
     let new = publish(&new, config(10));
     server.wait_for(|slice| slice["endpoints"][0]["targetRef"]["name"] == "app-1").await;
     let late = publish(&old, config(9));
-    // Whatever changes, it looks again.
+    // It looks again after any change.
     for n in 0..50 {
         server.write(&json!({"metadata": {"labels": {"n": n.to_string()}}}));
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -68,7 +68,7 @@ fn a_log_of_the_first_release_is_read() {
     assert_eq!(json!(convert::log_status(&config)), object["status"]["log"], "and written as it was");
 }
 
-/// A reader's pod outlives its group, which is made anew: its log begins with low stamps again.
+/// A reader's pod outlives its group, which is recreated: its log begins with low stamps again.
 #[tokio::test]
 async fn another_log_is_news_whatever_its_stamp() {
     let shown = |config: &Configuration| {

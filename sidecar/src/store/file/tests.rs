@@ -106,7 +106,7 @@ fn only_one_of_many_racing_swaps_wins() {
     assert_eq!(won.filter(|outcome| *outcome == SwapOutcome::Applied).count(), 1);
 }
 
-/// Each racer continues from what it read last, without waiting. Readers watch meanwhile.
+/// Each racer continues from what it read last, without waiting. Readers watch at the same time.
 #[test]
 fn a_long_race_applies_each_epoch_once() {
     const EPOCHS: u64 = 300;
@@ -279,7 +279,7 @@ fn an_unusable_file_is_explained() {
     }
 }
 
-/// What docs/config-store.md has a person do with the newest numbered file that is sound.
+/// What docs/config-store.md tells an administrator to do with the newest sound numbered file.
 #[test]
 fn a_file_copied_over_number_0_is_accepted() {
     let folder = tempfile::tempdir().unwrap();

@@ -45,7 +45,7 @@ impl Pairs {
     /// Keeps a connected pair. With one too many the oldest goes.
     fn keep(&self, reader: ReaderId, pair: QueuePair, completions: &CompletionQueue) -> io::Result<()> {
         let mut all = self.all();
-        let pairs = all.get_mut(&reader).ok_or_else(|| io::Error::other("the reader was dismissed meanwhile"))?;
+        let pairs = all.get_mut(&reader).ok_or_else(|| io::Error::other("the reader has been dismissed"))?;
         destroy(pairs.make_room(), completions)?;
         pairs.push(pair);
         Ok(())
