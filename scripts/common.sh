@@ -1,5 +1,5 @@
 # Shared by ./check, ./quickstart and ./bench: messages, packages, the Rust toolchain. Sourced from the top of the repository.
-# shellcheck shell=bash disable=SC2034 # its variables are for those who source it
+# shellcheck shell=bash disable=SC2034 # its variables are for the scripts that source it
 
 # Tools that are built once for all clones.
 TOOLS="$HOME/.cache/tailwind/tools"

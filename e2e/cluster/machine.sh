@@ -61,7 +61,7 @@ inside() {
 
 # ---- Its programs ---------------------------------------------------------------------------------------------------
 
-# serve MACHINE NAME COMMAND...: starts a program that goes on by itself. Its log is the machine's log/NAME.log.
+# serve MACHINE NAME COMMAND...: starts a program in the background. Its log is the machine's log/NAME.log.
 serve() {
     local machine=$1 name=$2 disk=$cluster/$1
     shift 2
@@ -134,7 +134,7 @@ remove_cgroups() {
     done
 }
 
-# set_frozen MACHINE yes|no: all of its processes, containers too, stand still or go on, as with a computer that sleeps.
+# set_frozen MACHINE yes|no: all of its processes, containers too, stand still or continue, as with a computer that sleeps.
 set_frozen() {
     local group old new
     group=$(cgroup_of "$1")

@@ -88,7 +88,7 @@ connect_node() {
 END
 }
 
-# set_cable NUMBER up|down. What is sent meanwhile is lost, and nobody is told.
+# set_cable NUMBER up|down. What is sent while it is down is lost silently.
 set_cable() { inside "$CONTROL" ip link set "cable$1" "$2"; }
 
 # ---- Its programs ---------------------------------------------------------------------------------------------------

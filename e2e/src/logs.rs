@@ -79,8 +79,8 @@ pub(crate) fn check(logs: impl IntoIterator<Item = (String, Vec<String>)>, expec
     Ok(())
 }
 
-/// Lines that a healthy program does not write: panics and whatever is no log line; warnings, unless they contain one of
-/// `expected`; and errors, unless they contain what stands there after `error: `. Programs log in text or in JSON.
+/// Lines that a healthy program does not write: panics and everything else that is no log line; warnings, unless they contain
+/// one of `expected`; and errors, unless they contain what stands there after `error: `. Programs log in text or in JSON.
 pub(crate) fn unexpected<'a>(lines: impl IntoIterator<Item = &'a String>, expected: &[&str]) -> Vec<String> {
     let is_expected = |line: &str| match level(line).as_str() {
         "INFO" | "DEBUG" | "TRACE" => true,

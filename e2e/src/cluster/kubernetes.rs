@@ -118,7 +118,7 @@ impl Cluster {
         self.command(&["node", &container.node, "ctr", "tasks", "kill", "-s", "SIGKILL", &container.id]).map(|_| ())
     }
 
-    /// Stops all processes of a container where they are, or lets them go on.
+    /// Stops all processes of a container where they are, or resumes them.
     pub fn freeze(&self, container: &Container, frozen: bool) -> Result<()> {
         let action = if frozen { "pause" } else { "resume" };
         self.command(&["node", &container.node, "ctr", "tasks", action, &container.id]).map(|_| ())

@@ -45,7 +45,7 @@ impl RecordId {
 /// Records of one session with consecutive numbers and consecutive LSNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Whose they are.
+    /// The session that they belong to.
     pub session: u64,
     /// Number of the first.
     pub number: u64,
@@ -65,7 +65,7 @@ impl Run {
         RecordId { session: self.session, number: self.number + (lsn - self.lsn) }
     }
 
-    /// True if `next` goes on where this one ends.
+    /// True if `next` continues where this one ends.
     fn is_followed_by(&self, next: &Run) -> bool {
         next.session == self.session && next.lsn == self.end() && next.number == self.number + self.count
     }
@@ -86,13 +86,13 @@ pub const STOPPED: &str = "stopped";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum LedgerRequest {
-    /// A sidecar is primary and has proved it; the loader has read the whole log and goes on after it.
+    /// A sidecar is primary and has proved it; the loader has read the whole log and continues after it.
     Began {
         /// The loader's pod.
         pod: String,
         /// The sidecar's epoch.
         epoch: u64,
-        /// Whose records follow.
+        /// The session whose records follow.
         session: u64,
         /// The whole log.
         runs: Vec<Run>,

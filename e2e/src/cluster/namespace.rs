@@ -262,7 +262,7 @@ impl<'c> Namespace<'c> {
             if container.contains("/loader/") || container.starts_with("ledger") {
                 lines.retain(|line| line.contains("panicked"));
             }
-            // `7:M 01 Jan 2026 00:00:00.000 * Ready`: what Redis says beside those who log as all others do.
+            // `7:M 01 Jan 2026 00:00:00.000 * Ready`: what Redis prints beside programs that log like all others.
             lines.retain(|line| !is_of_redis(line));
         }
         check(logs, expected)

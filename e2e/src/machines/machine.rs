@@ -211,7 +211,7 @@ impl Machine {
         Ok(output.text)
     }
 
-    /// Starts a shell script that goes on by itself, in a process group of its own; the number of both. What it prints
+    /// Starts a shell script in the background, in a process group of its own; returns the number of both. What it prints
     /// goes to a file in the shared folder.
     pub fn start(&mut self, script: &str, log: &str) -> Result<u32> {
         let log = quoted(&format!("/share/{log}"));
@@ -225,7 +225,7 @@ impl Machine {
         self.control.ask("set_link", json!({ "name": "wire", "up": !cut }))
     }
 
-    /// Stops all processors of the machine, or lets them go on as if no time had passed.
+    /// Stops all processors of the machine, or resumes them as if no time had passed.
     pub fn freeze(&mut self, frozen: bool) -> Result<()> {
         self.control.ask(if frozen { "stop" } else { "cont" }, json!({}))
     }

@@ -1,4 +1,4 @@
-//! What a disk, a person or a backup tool can do to a group's files.
+//! What a disk, an administrator or a backup tool can do to a group's files.
 //!
 //! The files are those of a backup's flush folder, of its pool and of the config store.
 
@@ -18,7 +18,7 @@ pub fn files(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Files> {
     let mut files = Files::new();
     for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // A daemon may give a file another name or delete it meanwhile.
+        // A daemon may have renamed or deleted the file since.
         if let Some(bytes) = wanted(&name).then(|| fs::read(folder.join(&name)).ok()).flatten() {
             files.insert(name, bytes);
         }

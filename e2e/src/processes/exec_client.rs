@@ -102,7 +102,7 @@ impl<W> Drop for Client<W> {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // Who wants to know has called `finish`.
+            // A caller that wants the result has called `finish`.
             let _ = thread.join();
         }
     }

@@ -58,7 +58,7 @@ pub enum Fault {
     SidecarIsFrozen,
     /// SIGSTOP to the supervisor, then SIGCONT.
     SupervisorIsFrozen,
-    /// The same, and meanwhile its sidecar dies and is replaced.
+    /// The same, and while it is stopped its sidecar dies and is replaced.
     SupervisorIsFrozenAndSidecarKilled,
 }
 
@@ -80,7 +80,7 @@ impl Fault {
     ];
 
     /// Does it beside the primary, and undoes it. `connection` leads to the primary's program; `load` waits until clients have
-    /// gone on.
+    /// continued.
     pub fn inject<S: Service>(
         self,
         group: &mut Group,

@@ -1,7 +1,7 @@
 //! A standby app that follows the log in a thread of its own while the test kills things under it.
 //!
-//! Whatever it is shown is compared with what was submitted: every record once, in order, without a gap, through any number of
-//! connections, roles and epochs. So at every turn it knows what a full replay would have told it.
+//! Everything that it is shown is compared with what was submitted: every record once, in order, without a gap, through any
+//! number of connections, roles and epochs. So at every turn it knows what a full replay would have told it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

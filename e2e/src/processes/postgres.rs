@@ -23,10 +23,11 @@ use crate::workload::Random;
 
 /// After so long without a reply a client looks whether another server serves. One that was cut off answers never.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
-/// The database's user; whoever comes is trusted.
+/// The database's user; every connection is trusted.
 const USER: &str = "tester";
 /// Makes the database if there is none, and becomes the server: programs, directory, port, log, and options. Files of POSIX
-/// shared memory would be on the volume's file system, which is in memory here, and each look at one would list the volume anew.
+/// shared memory would be on the volume's file system, which is in memory here, and each look at one would list the volume
+/// again.
 const SCRIPT: &str = r#"
 set -e
 programs=$1 data=$2/cluster port=$3

@@ -168,7 +168,7 @@ impl Alone {
         let log = group.folder().join("logs").join("redis-alone.log");
         let arguments = arguments(&program, port, &directory, &log);
         let mut command = Command::new(&arguments[0]);
-        // Whoever looks for what uses the folder finds it.
+        // A search for the processes that use the folder finds it.
         command.args(&arguments[1..]).args(["--set-proc-title", "no"]);
         let mut daemon = Daemon::new("redis-alone", log);
         daemon.start(command)?;

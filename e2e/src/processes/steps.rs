@@ -30,7 +30,7 @@ pub fn primary(group: &Group) -> Result<Client> {
     group.client(group.wait_for_primary()?, true)
 }
 
-/// Waits until a sidecar is a standby and knows who is primary.
+/// Waits until a sidecar is a standby and knows the primary.
 pub fn wait_for_standby(group: &Group, index: usize, primary: usize) -> Result<()> {
     let (role, primary) = ("standby", format!("sidecar{primary}"));
     let knows = |group: &Group| {
@@ -57,7 +57,7 @@ pub fn append(client: &mut Client, input: &impl Input, last: u64, count: u64) ->
     Ok(end)
 }
 
-/// Compares the log from record `first` on with the input, as [`compare`] does; again if the primary changes meanwhile.
+/// Compares the log from record `first` on with the input, as [`compare`] does; again if the primary changes during that.
 pub fn read_back(group: &Group, input: &impl Input, first: u64, acked: u64) -> Result<Comparison> {
     let give_up = Instant::now() + TIMEOUT;
     loop {

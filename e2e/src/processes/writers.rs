@@ -61,7 +61,7 @@ impl Writers {
         Writers { shared, threads }
     }
 
-    /// Lets them go on until so many of their writes are answered.
+    /// Lets them continue until so many of their writes are answered.
     pub fn allow(&self, goal: u64) {
         self.shared.allowed.fetch_max(goal, Ordering::AcqRel);
     }
@@ -71,7 +71,7 @@ impl Writers {
         self.shared.answered.load(Ordering::Acquire)
     }
 
-    /// Waits until so many writes are answered, and tells meanwhile how many are.
+    /// Waits until so many writes are answered, and reports the count until then.
     ///
     /// # Errors
     /// A client has seen what must not be, or for too long none got an answer.
@@ -104,7 +104,7 @@ impl Drop for Writers {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
-            // Who wants to know has called `finish`.
+            // A caller that wants the result has called `finish`.
             let _ = thread.join();
         }
     }
@@ -138,7 +138,7 @@ impl Writer {
             }
             let answered = self.write(served, count, &shared.answered)?;
             if answered < count {
-                // Whoever is first makes others in their place.
+                // The next writer makes others in their place.
                 shared.taken.fetch_sub(count - answered, Ordering::AcqRel);
                 connection = None;
             }

@@ -154,7 +154,7 @@ fn group_comes_back_from_its_claims() {
     cluster.patch(&format!("{}/status", group.path()), &json!({"status": {"log": log}})).unwrap();
     group.start_apps(2).unwrap();
     let back = group.wait_until_whole(2).unwrap();
-    note(&format!("it has its config store again, and goes on: {:?}", began.elapsed()));
+    note(&format!("it has its config store again, and continues: {:?}", began.elapsed()));
     assert_eq!(set(&back), members);
     assert_eq!(claims(&group), before);
 

@@ -74,7 +74,7 @@ fn limit_that_admission_sets_bounds_the_log() {
     }
 }
 
-/// Appends wait, through a failover too, and no kubelet evicts anybody. A larger volume lets them go on.
+/// Appends wait, through a failover too, and no kubelet evicts anybody. A larger volume lets them continue.
 #[test]
 fn untrimmed_log_waits_and_nobody_is_evicted() {
     let Some(cluster) = Cluster::join_own("untrimmed_log_waits_and_nobody_is_evicted").unwrap() else { return };
@@ -129,7 +129,7 @@ fn untrimmed_log_waits_and_nobody_is_evicted() {
     small["flushVolume"]["emptyDirSizeLimit"] = json!("1Gi");
     group.ask_for(small).unwrap();
     group.namespace.wait_for_acks(200).unwrap();
-    note(&format!("a larger volume lets appends go on after {:?}", began.elapsed()));
+    note(&format!("a larger volume lets appends continue after {:?}", began.elapsed()));
     group.wait_until_whole(2).unwrap();
     assert!(uids(&group.backups().unwrap()).is_disjoint(&uids(&backups)), "pods of the old size are left");
     let fits = group.wait_for("the log to fit", |group| holds(group, "LogFits")).unwrap();

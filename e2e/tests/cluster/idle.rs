@@ -77,7 +77,7 @@ const SELECTED: &str = "tailwind.test/idle";
 fn idle_group(namespace: &str, name: &str) -> Value {
     let mut spec = spec(1);
     spec["placement"] = json!({"nodeSelector": {SELECTED: "yes"}});
-    // A node that appears has room for a few; the others go on waiting.
+    // A node that appears has room for a few; the others keep waiting.
     spec["backupResources"] = json!({"requests": {"cpu": "500m"}});
     let metadata = json!({"name": name, "namespace": namespace});
     json!({"apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup", "metadata": metadata, "spec": spec})
@@ -134,7 +134,7 @@ fn total(requests: &Requests) -> usize {
     usize::try_from(requests.values().sum::<u64>()).unwrap()
 }
 
-/// How many more there are, those that were made most often by name. An operator that has begun anew has fewer: that fails.
+/// How many more requests there are, and the names of the most frequent. An operator that has restarted has fewer: that fails.
 fn listed(before: &Requests, after: &Requests) -> String {
     assert!(before.iter().all(|(sample, count)| after.get(sample) >= Some(count)), "an operator has ended");
     let mut more: BTreeMap<&str, u64> = BTreeMap::new();

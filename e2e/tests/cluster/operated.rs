@@ -92,7 +92,7 @@ fn group_lifecycle() {
     let pause =
         after.pauses.iter().filter(|pause| pause.to_us > fenced.last_ack_us).max_by_key(|p| p.to_us - p.from_us);
     note(&format!(
-        "fenced, and let go on: {:?} ms without acks",
+        "fenced, and resumed: {:?} ms without acks",
         pause.map(|pause| (pause.to_us - pause.from_us) / 1000)
     ));
     // A primary that is fenced or hands over steps down, and a backup that is not needed any more leaves the set by ending.
@@ -107,7 +107,7 @@ fn group_lifecycle() {
 fn primary_dies() {
     let Some(cluster) = Cluster::join_own("primary_dies").unwrap() else { return };
     let group = OperatedGroup::start(&cluster, "primary", 2).unwrap();
-    // So that there is a standby while the one before is made anew.
+    // So that there is a standby while the earlier one is recreated.
     group.start_apps(3).unwrap();
     group.wait_for_standby().unwrap();
     let (mut with, mut without) = (Vec::new(), Vec::new());
@@ -137,7 +137,7 @@ fn primary_dies() {
     let new =
         |report: &LedgerReport| report.sessions.last().filter(|session| session.begun_us > before.now_us).cloned();
     let goes_on = |report: &LedgerReport| new(report).is_some_and(|session| session.acked > 1000);
-    let after = group.namespace.wait_for_report("the app to go on", goes_on).unwrap();
+    let after = group.namespace.wait_for_report("the app to continue", goes_on).unwrap();
     let session = new(&after).unwrap();
     assert_eq!((session.epoch, &session.pod), (epoch, &pod));
     let pauses = after.pauses.iter().filter(|pause| pause.to_us > before.now_us);
@@ -324,7 +324,7 @@ fn backups_are_replaced_and_drained() {
         .change(&json!({"spec": {"podTemplate": {"metadata": {"annotations": {"example.com/team": "blue"}}}}}))
         .unwrap();
     cluster
-        .wait("every backup to be made anew", || {
+        .wait("every backup to be recreated", || {
             count_members(&group.get()?);
             let backups = group.backups()?;
             let annotated = |pod: &Value| pod["metadata"]["annotations"]["example.com/team"] == "blue";
@@ -332,7 +332,7 @@ fn backups_are_replaced_and_drained() {
         })
         .unwrap();
     group.wait_until_whole(2).unwrap();
-    note(&format!("every backup is made anew: {:?}, never fewer than {} members", began.elapsed(), fewest.get()));
+    note(&format!("every backup is recreated: {:?}, never fewer than {} members", began.elapsed(), fewest.get()));
 
     let home = group.node_of(&group.namespace.primary().unwrap().1).unwrap();
     let members = group.members().unwrap();
@@ -361,7 +361,8 @@ fn backups_are_replaced_and_drained() {
 
 // ---- The cluster around a group ---------------------------------------------------------------------------------------------
 
-/// Appends go on without an API server. A member that dies meanwhile stops them until it is back: only it may decide.
+/// Appends continue without an API server. If a member dies then, appends stop until the API server is back: only it may
+/// decide.
 #[test]
 fn api_server_outage() {
     let Some(cluster) = Cluster::join_own("api_server_outage").unwrap() else { return };
@@ -394,7 +395,7 @@ fn api_server_outage() {
     let began = Instant::now();
     cluster.api("thaw").unwrap();
     group.namespace.wait_for_failover(epoch).unwrap();
-    note(&format!("a failover that waited for the API server: {:?} after it went on", began.elapsed()));
+    note(&format!("a failover that waited for the API server: {:?} after that resumed", began.elapsed()));
     group.wait_until_whole(2).unwrap();
     group.finish(&outage_and(API_AWAY)).unwrap();
 }
@@ -453,7 +454,7 @@ fn certificates_are_renewed() {
     for (name, before) in leaves.iter().zip(&before) {
         wait_for("a new certificate", name, &issued_after(before));
     }
-    pass_on("certificates that were gone are issued anew", began);
+    pass_on("certificates that were gone are issued again", began);
 
     let began = Instant::now();
     group.count_reloads().unwrap();

@@ -56,7 +56,7 @@ fn ask(pod: &Value, command: &str) -> Result<String> {
     }
 }
 
-/// Writes at the primary, whoever it is.
+/// Writes at the primary, whichever pod that is.
 fn write(group: &OperatedGroup<'_>, value: &str) {
     let written = group.namespace.cluster.wait("a write at the primary", || {
         let primary = text(&group.get()?, "/status/log/primary/name").to_owned();

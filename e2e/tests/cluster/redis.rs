@@ -105,7 +105,7 @@ fn redis_never_counts_back() {
 fn meet(group: &OperatedGroup<'_>, fault: Fault, file: &Path) {
     let cluster = group.namespace.cluster;
     let whole = now();
-    // On a busy machine the primary may change by itself meanwhile.
+    // On a busy machine the primary may change by itself in the meantime.
     let serving = || {
         let primary = primary_with_standby(group, COPIES.into());
         let pod = group.namespace.pod(&primary)?;

@@ -14,7 +14,7 @@ use crate::operated::outage_and;
 
 /// Every group of the cluster.
 const GROUPS: &str = "/apis/replication.tailwind.dev/v1alpha1/replicagroups";
-/// On a group: who manages it.
+/// On a group: the operator that manages it.
 const OPERATOR: &str = "replication.tailwind.dev/operator";
 /// Namespace of the second installation, its release, and its Lease.
 const OTHER_HOME: &str = "tailwind-other";
@@ -31,7 +31,7 @@ fn reason(group: &Value, kind: &str) -> String {
 }
 
 /// The operator gets a new image for backups: with a limit of one, one group at a time replaces its backups, and all do in the
-/// end, although the leader is deleted in the middle. A failure meanwhile waits for nobody.
+/// end, although the leader is deleted in the middle. A failure during the rollout is handled at once.
 #[test]
 fn a_fleet_rolls_a_few_groups_at_a_time() {
     let Some(cluster) = Cluster::join_own("a_fleet_rolls_a_few_groups_at_a_time").unwrap() else { return };
@@ -148,7 +148,7 @@ fn a_group_has_one_operator() {
     group.change(&json!({"spec": {"operatorClass": null}})).unwrap();
     group.wait_for("the first operator", |group| owner(group) == first).unwrap();
 
-    // The second is gone without having given a group back: a person hands it over.
+    // The second is gone without having given a group back: an administrator hands it over.
     group.change(&json!({"spec": {"operatorClass": "blue"}})).unwrap();
     group.wait_for("the operator of the class", |group| owner(group) == OTHER_OPERATOR).unwrap();
     cluster.helm(&["uninstall", OTHER_RELEASE, "--namespace", OTHER_HOME]).unwrap();

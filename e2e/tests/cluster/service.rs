@@ -19,7 +19,7 @@ pub(crate) const PORT: u16 = 6379;
 pub(crate) struct Ack {
     /// Seconds since 1970.
     pub(crate) at: f64,
-    /// Who acknowledged it.
+    /// The address that acknowledged it.
     pub(crate) address: String,
     /// How many had been sent until then.
     pub(crate) sent: u64,
@@ -136,14 +136,14 @@ fn clients_follow_the_primary_without_operators() {
     group.finish_without_log(&outage_and(&[FROZEN_OPERATORS, &expected].concat())).unwrap();
 }
 
-/// Microseconds from the last write that `old` acknowledged to the next of another; `Some(None)` where the same pod goes on.
+/// Microseconds from the last write that `old` acknowledged to the next of another; `Some(None)` if the same pod continues.
 fn failover(acks: &[Ack], old: &str) -> Option<Option<u64>> {
     const SETTLED_SECONDS: f64 = 5.0;
     let micros = |seconds: f64| (seconds * 1e6) as u64;
     let last = acks.iter().rposition(|ack| ack.address == old)?;
     match acks.get(last + 1) {
         Some(next) => Some(Some(micros(next.at - acks[last].at))),
-        // A pause, after which the old one goes on.
+        // A pause, after which the old one continues.
         None => {
             let pause = acks.windows(2).rev().find(|pair| pair[1].at - pair[0].at > 0.1);
             let settled = |pair: &&[Ack]| acks[last].at - pair[1].at > SETTLED_SECONDS;

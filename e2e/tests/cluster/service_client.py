@@ -2,7 +2,7 @@
 service_client.py NAMESPACE SLICE PORT OUT COMMAND.
 
 Follows the slice by a watch of the API (kubectl), and appends a line `SECONDS ADDRESS SENT REPLY` to OUT for each write that was
-acknowledged: SENT are all that were sent until then, by whatever connection. Goes on until OUT.stop exists."""
+acknowledged: SENT are all that were sent until then, by any connection. Continues until OUT.stop exists."""
 
 import json
 import os

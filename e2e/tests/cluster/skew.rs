@@ -116,8 +116,8 @@ fn operator() -> String {
     format!("/apis/apps/v1/namespaces/{HOME}/deployments/tailwind-operator")
 }
 
-/// Sidecars go on, replace a member and pass the role on; an operator that cannot read the group leaves it alone; and once it can,
-/// it goes on as before.
+/// Sidecars continue, replace a member and pass the role on; an operator that cannot read the group leaves it alone; and once
+/// it can, it continues as before.
 #[test]
 fn words_of_a_newer_release_stop_nothing() {
     let Some(cluster) = Cluster::join_own("words_of_a_newer_release_stop_nothing").unwrap() else { return };

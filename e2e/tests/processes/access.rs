@@ -158,7 +158,7 @@ fn inventories(group: &Group, request: impl Fn(u16) -> HttpResponse) -> Vec<Valu
     (0..group.backups()).map(inventory).collect()
 }
 
-/// Runs `attack`, which must change neither the backups' inventories nor the sidecar's status; the group goes on.
+/// Runs `attack`, which must change neither the backups' inventories nor the sidecar's status; the group continues.
 fn check_unchanged(
     test: &TestContext,
     group: &Group,
@@ -317,8 +317,8 @@ fn send_to_the_data_ports(group: &Group) {
     }
 }
 
-/// Requests of a caller who knows all but the token: every closed segment dropped, every one ended at its beginning, all
-/// epochs spent.
+/// Requests of a caller that knows everything but the token: every closed segment dropped, every one ended at its beginning,
+/// all epochs spent.
 fn attacks(group: &Group, inventory: &Value) -> Vec<(&'static str, &'static str, String)> {
     let caller = |epoch: u64| serde_json::json!({ "group": "demo", "log": inventory["log"], "epoch": epoch });
     let copy = inventory["copies"][0].clone();

@@ -134,7 +134,7 @@ fn record_lengths_up_to_the_limit_are_accepted() {
     let (code, fatal, message) = raw.receive_error();
     assert_eq!((code, fatal), (ErrorCode::TooLarge, false), "{message}");
     assert!(message.contains("split it"), "{message}");
-    // The connection goes on, and nothing of the above is in the log.
+    // The connection continues, and nothing of the above is in the log.
     raw.send(&frame(6, &Request::Append { payload: b"next" }));
     assert_eq!(raw.receive(), RawResponse::Ack(lsn + 1));
     let (mut raw, ..) = RawClient::welcomed(&group);

@@ -1,5 +1,5 @@
 //! Options, files and users that cannot work, and two sidecars of one name: a clear message, a failing exit code, and a group
-//! that goes on.
+//! that continues.
 
 use std::cell::Cell;
 use std::fs;
@@ -278,7 +278,7 @@ fn segments_larger_than_buffers_are_reported() {
 }
 
 /// A restart with another fabric or segment size than the group has: it claims no epoch that it could not serve, says so once,
-/// and goes on when the mistake is gone.
+/// and continues when the mistake is gone.
 #[test]
 fn options_that_do_not_fit_claim_no_epoch() {
     let test = TestContext::start();

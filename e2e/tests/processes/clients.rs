@@ -400,7 +400,7 @@ fn follow(group: &Group, input: Numbered, until: u64) -> thread::JoinHandle<()> 
 /// Twice the silence after which a primary is gone.
 const STORM: Duration = Duration::from_secs(4);
 
-/// Whoever may connect may do so in a loop, from several processes. Heartbeats go on, and appends.
+/// A user who may connect may do so in a loop, from several processes. Heartbeats and appends continue.
 #[test]
 fn storm_of_connections_takes_no_role_away() {
     let test = TestContext::start();
@@ -440,7 +440,7 @@ fn storm_of_connections_takes_no_role_away() {
     assert!(!standby.contains("primary is gone"), "{standby}");
 }
 
-/// It is over the socket's name that apps find the sidecar: another process may have taken it meanwhile.
+/// Apps find the sidecar by the socket's name: another process may have taken it since.
 #[test]
 fn socket_of_another_process_is_left_alone() {
     let test = TestContext::start();

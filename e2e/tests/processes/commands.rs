@@ -128,7 +128,7 @@ fn tail_prints_new_records() {
     group.check_logs(&[]).unwrap();
 }
 
-/// Beside a standby, until it takes over: then somebody goes on where the output ends.
+/// Beside a standby, until it takes over: then the reader of the output can continue where that ends.
 #[test]
 fn follow_prints_records_until_the_turn() {
     let test = TestContext::start();

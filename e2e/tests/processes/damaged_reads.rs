@@ -1,4 +1,4 @@
-//! Members that are damaged, or do not answer, under those who follow and read: what is shown is right and whole, from another
+//! Followers and readers while members are damaged or do not answer: what is shown is right and whole, from another
 //! member, and the damaged copy is mended.
 
 use std::fs;
@@ -55,7 +55,7 @@ fn rotten_board_is_left_for_another_members(fabric: &str) {
         }
         group.wait("the follower to read elsewhere", |group| read_from(group) != victim).unwrap();
     }
-    // Lent again, and so written anew.
+    // Lent again, and so rewritten.
     drop(app);
     group.kill_sidecar(0).unwrap();
     follower.wait_for_turn(1).unwrap();
@@ -70,8 +70,8 @@ fn rotten_board_is_left_for_another_members(fabric: &str) {
     group.check_logs(&OUTAGE).unwrap();
 }
 
-/// A bit flips in the open segment of the member that is read from, within what is acknowledged and before it is read. Nobody is
-/// asked to mend it: whoever closes the segment finds it.
+/// A bit flips in the open segment of the member that is read from, within what is acknowledged and before it is read. Nothing
+/// asks for a repair: the close of the segment finds it.
 fn rot_in_open_memory_is_never_shown_and_is_mended(fabric: &str) {
     let test = TestContext::start();
     let group = test.start_group(test.setup(fabric).unwrap()).unwrap();
@@ -116,7 +116,7 @@ fn rot_in_open_memory_is_never_shown_and_is_mended(fabric: &str) {
         .unwrap();
 }
 
-/// A standby that begins anew meets it, and so the backup and the primary learn of it.
+/// A standby that starts from the beginning meets it, and so the backup and the primary learn of it.
 fn rot_on_disk_is_never_shown_and_is_mended(fabric: &str) {
     let test = TestContext::start();
     let mut setup = test.setup(fabric).unwrap();
@@ -149,7 +149,7 @@ fn rot_on_disk_is_never_shown_and_is_mended(fabric: &str) {
     group.check_logs(&corruption).unwrap();
 }
 
-/// One of the members of an idle group hangs, and nobody has noticed: a read that meets it goes on at another one.
+/// One of the members of an idle group hangs, and nobody has noticed: a read that meets it continues at another one.
 fn frozen_backups_do_not_end_a_read(fabric: &str) {
     let test = TestContext::start();
     let group = test.start_group(test.setup(fabric).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A primary that was stopped, and deposed meanwhile, with requests waiting in its sockets: it says nothing of where the log ends.
+//! A primary that was stopped and deposed while requests waited in its sockets: it must not say where the log ends.
 
 use std::thread;
 
@@ -15,7 +15,7 @@ use tailwind_protocol::socket::ErrorCode;
 const FABRIC: &str = "shm";
 /// Where the log ended when the primary was stopped.
 const KNOWN: u64 = 5;
-/// And where it ends when it goes on.
+/// And where it ends when it resumes.
 const NOW: u64 = 25;
 
 /// What a request asks, and what of its answer is false; `None` if nothing is.

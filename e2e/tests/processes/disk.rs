@@ -117,7 +117,7 @@ fn synced_records_survive_on_one_disk(fabric: &str) {
     group.check_logs(&[&OUTAGE[..], &known].concat()).unwrap();
 }
 
-/// Reads from there to the end, anywhere; where to go on.
+/// Reads from there to the end, anywhere; returns where to continue.
 fn position_after(client: &mut Client, start: impl Into<Start>) -> Result<Start, Error> {
     let start = start.into();
     let mut records = client.read_anywhere(start, 0)?;
@@ -128,7 +128,7 @@ fn position_after(client: &mut Client, start: impl Into<Start>) -> Result<Start,
     Ok((records.history(), next).into())
 }
 
-/// The log was cut after `last`, and is longer again than what was `shown`: whoever was shown more must not go on.
+/// The log was cut after `last`, and is longer again than what was `shown`: a client that was shown more must not continue.
 fn check_histories(client: &mut Client, shown: Start, last: Lsn) {
     let common = Start { from: last.next(), ..shown };
     let now = position_after(client, common).unwrap();
@@ -318,7 +318,7 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     let last = last.filter(|last| last.0 >= acked).unwrap();
     assert!(is_its_turn(&mut client.borrow_mut(), last.next()));
     let trim = || client.borrow_mut().trim(Lsn(app.acked().max(1))).unwrap();
-    group.wait("the log to go on while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
+    group.wait("the log to continue while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
     let end = app.finish().unwrap().acked;
     let kept = client.borrow_mut().trim(Lsn(1)).unwrap().0;
     let result = read_back(&group, &input, kept, end).unwrap();
@@ -382,7 +382,7 @@ fn full_group_replaces_its_members(fabric: &str) {
     let client = RefCell::new(primary(&group).unwrap());
     assert!(compare(&mut client.borrow_mut(), &input, 1, acked, |_| {}).unwrap().lost == 0);
     let trim = || client.borrow_mut().trim(Lsn(app.acked().max(1))).unwrap();
-    group.wait("the log to go on while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
+    group.wait("the log to continue while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
     let end = app.finish().unwrap().acked;
     let kept = client.borrow_mut().trim(Lsn(1)).unwrap().0;
     let result = read_back(&group, &input, kept, end).unwrap();
@@ -469,7 +469,7 @@ fn flipped_bit_on_disk_is_never_read(fabric: &str) {
     let error = read.expect_err("no sound copy is left").to_string();
     assert!(error.contains("cannot be fetched"), "{error}");
     files.iter().zip(good).for_each(|(file, good)| fs::write(file, good).unwrap());
-    // Members that have reported "corrupt" do so until they are refilled, and stay in the set; the log goes on.
+    // Members that have reported "corrupt" do so until they are refilled, and stay in the set; the log continues.
     let members = group.wait_for_full_set().unwrap();
     assert_eq!(members.len(), 3);
     append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();

@@ -2,7 +2,7 @@
 //! sound copy of another member is never discarded for theirs.
 //!
 //! Each test is a case of "Evidence" in `docs/protocol.md`: something happens to the files of one member (or of the config
-//! store) while no process runs, the member that has everything comes late, and nothing acknowledged is lost meanwhile.
+//! store) while no process runs, the member that has everything comes late, and nothing acknowledged is lost until then.
 
 use std::fs;
 use std::path::Path;
@@ -99,7 +99,7 @@ fn damaged_closed_file_is_detected_after_a_clean_stop(fabric: &str) {
     lose_the_last_segment(fabric, "battery", Shutdown::Graceful, false);
 }
 
-/// With one backup: no other member will ever return, and still only a person decides.
+/// With one backup: no other member will ever return, and still only an administrator decides.
 fn last_copy_is_not_discarded(fabric: &str) {
     let mut fixture = Fixture::start(fabric, 1, "flushed");
     fixture.append(2000);
@@ -115,12 +115,12 @@ fn last_copy_is_not_discarded(fabric: &str) {
     fixture.start_with(&[0]);
     fixture.waits_for(&[INCOMPLETE], "the only copy");
     fixture.wait_for_status("evidence");
-    // What a person finds in a backup of the folder heals it.
+    // Files from a backup copy of the folder heal it.
     fixture.end_all(Shutdown::PowerLoss, false);
     fs::write(lost, good).unwrap();
     fixture.start_with(&[0]);
     fixture.check();
-    // Where there is none, a person may decide, for this log and from here on.
+    // Where there is none, an administrator may decide, for this log and from here on.
     fixture.close_all();
     fixture.end_all(Shutdown::PowerLoss, false);
     flip(lost, 20).unwrap();

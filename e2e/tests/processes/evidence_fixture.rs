@@ -74,7 +74,7 @@ impl Fixture {
         Numbered { seed: self.input.seed + 1, ..self.input }
     }
 
-    /// Goes on after a record that was the log's last before others were lost.
+    /// Continues after a record that was the log's last before others were lost.
     pub(crate) fn append_after(&mut self, last: u64, count: u64) {
         self.end = append(&mut primary(&self.group).unwrap(), &self.other_input(), last, count).unwrap();
     }
@@ -153,7 +153,7 @@ impl Fixture {
         self.start_sidecar("--fence-wait-ms", "100".to_owned());
     }
 
-    /// A person lets the log end at a record.
+    /// An administrator lets the log end at a record.
     pub(crate) fn start_accepting_loss(&mut self, log: &str, last: u64) {
         self.start_sidecar("--accept-loss", format!("{log}/{last}"));
         self.group.setup_mut().sidecar_options.pop();
@@ -172,7 +172,7 @@ impl Fixture {
             || log().lines().any(|line| line.contains("WARN") && words.iter().any(|words| line.contains(words)));
         let leads = || log().contains("recovered the log");
         self.group.wait(&format!("a warning about the loss of {what}"), |_| waits() || leads()).unwrap();
-        assert!(!leads() && self.group.primary().is_none(), "{what} is lost, and it goes on\n{}", log());
+        assert!(!leads() && self.group.primary().is_none(), "{what} is lost, and it continues\n{}", log());
     }
 
     /// The status names what the sidecar waits for.
@@ -192,7 +192,7 @@ impl Fixture {
         assert_eq!(result, Comparison { read: self.end, lost: 0, duplicated: 0 });
     }
 
-    /// The group is healthy: nothing is lost, no member is missing, and it goes on.
+    /// The group is healthy: nothing is lost, no member is missing, and it continues.
     pub(crate) fn check_healthy(&mut self) {
         self.check();
         self.group.wait_for_full_set().unwrap();
@@ -214,7 +214,7 @@ impl Fixture {
         }
     }
 
-    /// True when a member has a file of these very bytes, whatever its name.
+    /// True when a member has a file of exactly these bytes, under any name.
     pub(crate) fn keeps(&self, index: usize, bytes: &[u8]) -> bool {
         let files = damage::files(&self.group.flush_folder(index), |_| true).unwrap();
         files.values().any(|found| found == bytes)

@@ -1,5 +1,5 @@
-//! Follows: an app beside any sidecar sees the log as it grows, in order and once, whoever is primary, and takes over where it
-//! ends.
+//! Follows: an app beside any sidecar sees the log as it grows, in order and once, whichever sidecar is primary, and takes over
+//! where it ends.
 
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
@@ -98,7 +98,7 @@ fn follower_at_the_successor_gets_its_turn_and_appends(fabric: &str) {
     group.check_logs(&OUTAGE).unwrap();
 }
 
-/// Of two standbys one wins; the followers at both have everything, and the one at the other goes on with the new primary's
+/// Of two standbys one wins; the followers at both have everything, and the one at the other continues with the new primary's
 /// records.
 fn followers_elsewhere_go_on_after_a_failover(fabric: &str) {
     let test = TestContext::start();
@@ -187,7 +187,7 @@ fn a_reader_follows_and_takes_no_appends(fabric: &str) {
         follower.wait_for(end).unwrap();
     }
 
-    // It follows through a failover, and is primary at no time. Positions come from whoever is.
+    // It follows through a failover, and is primary at no time. Positions come from the primary.
     drop(app);
     group.kill_sidecar(0).unwrap();
     group.wait("the standby to take over", |group| group.role(1) == "primary").unwrap();
@@ -249,7 +249,7 @@ fn a_read_anywhere_ends_at_the_end(fabric: &str) {
                 "{refused:?}"
             );
         }
-        // The connection goes on.
+        // The connection continues.
         assert_eq!(records(&mut client, &input, 1, 1), 1);
     }
     assert!(matches!(
@@ -346,9 +346,9 @@ fn follows_are_bounded_and_can_be_stopped(fabric: &str) {
     let next = follows.pop().unwrap().stop().unwrap();
     assert!(next <= Lsn(end + 1));
     group.wait("a place to be free", |group| group.status(1)["clients"]["followers"] == FOLLOWS_MAX - 1).unwrap();
-    assert_eq!(records(&mut late, &input, 1, 0), end, "the connection that was refused goes on");
+    assert_eq!(records(&mut late, &input, 1, 0), end, "the connection that was refused continues");
     drop(follows);
-    // Stopped before anything else of the connection is answered; and it goes on.
+    // Stopped before anything else of the connection is answered; and it continues.
     for client in &mut clients {
         assert_eq!(records(client, &input, 1, 0), end);
     }

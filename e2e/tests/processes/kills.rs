@@ -1,4 +1,4 @@
-//! Processes that die, freeze and come back at any moment: whatever was acknowledged is in the log, once and in order.
+//! Processes that die, freeze and come back at any moment: everything that was acknowledged is in the log, once and in order.
 //!
 //! An app appends while processes are killed under it; then the log is read back from its members and compared. Segments
 //! are of 64 KiB, so that kills coincide with roll-overs, closes and re-replication by chance, over and over. Beside every
@@ -170,7 +170,7 @@ fn two_of_three_backups_lose_their_data(fabric: &str) {
     let mut fixture = Fixture::start_with(test, Setup { backups: 3, ..setup });
     let primary = fixture.group.wait_for_primary().unwrap();
     fixture.kill_two(5, |group, victim| group.replace_backup(victim).unwrap());
-    assert_eq!(fixture.group.status(primary)["epoch"], 1, "the primary goes on");
+    assert_eq!(fixture.group.status(primary)["epoch"], 1, "the primary continues");
     fixture.end();
 }
 
@@ -337,7 +337,7 @@ impl Fault {
     }
 }
 
-/// Any processes, in any combination, in any order, healed in any order while the app goes on.
+/// Any processes, in any combination, in any order, healed in any order while the app continues.
 fn random_faults(fabric: &str) {
     Fixture::start(fabric).repeat(24, |Fixture { group, test, .. }| {
         let sidecars = (0..group.sidecars()).map(Process::Sidecar);

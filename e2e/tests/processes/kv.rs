@@ -1,4 +1,4 @@
-//! The example app through failovers: whatever it has answered is there afterwards, at the server that serves then.
+//! The example app through failovers: everything that it has answered is there afterwards, at the server that serves then.
 //!
 //! A server stands beside each sidecar. Segments are of 64 KiB and snapshots frequent, so that logs are trimmed under it.
 
@@ -110,7 +110,7 @@ fn pods_are_killed_under_load(fabric: &str) {
             assert_eq!(connection.ask(&["EXISTS", "moment"]).unwrap(), RespValue::Integer(1));
             group.start_sidecar(primary).unwrap();
         }
-        // A server that was not killed goes on.
+        // A server that was not killed continues.
         let _ = servers.kill(primary);
         servers.start_one(primary).unwrap();
         group.wait_for_full_set().unwrap();
@@ -211,7 +211,7 @@ fn strict_reads_are_never_stale() {
     assert_eq!(serving.ask(&["GET", "a"]).unwrap(), RespValue::text("new"));
 }
 
-/// Whatever the primary has answered, a standby's strict read shows: also right afterwards, and while the log is trimmed.
+/// A standby's strict read shows everything that the primary has answered: also right afterwards, and while the log is trimmed.
 #[test]
 fn strict_reads_of_a_standby_see_every_write() {
     let test = TestContext::start();

@@ -1,5 +1,5 @@
-//! What people are told while something is missing or wrong: who is waited for, what came back, and what to do; once, and again
-//! when it changes.
+//! What people are told while something is missing or wrong: which processes are waited for, what came back, and what to do;
+//! once, and again when it changes.
 
 use std::fs;
 use std::process::Command;
@@ -119,11 +119,11 @@ fn append_names_the_role_that_it_waits_for() {
     let shown = socket.to_str().unwrap();
     let appends = begin(&group, "append", &["append", "--wait", "--file", "/dev/null", "--socket", shown]);
     let words = format!("waiting for a primary: {shown}: sidecar{other} is a standby; the primary is sidecar{leads}");
-    group.wait("append to say whom it waits for", |_| appends.log().contains(&words)).unwrap();
+    group.wait("append to say what it waits for", |_| appends.log().contains(&words)).unwrap();
     assert_eq!(appends.log().matches("waiting for a primary").count(), 1, "{}", appends.log());
 }
 
-/// With one member of two needed, appends wait: the command and the status say for whom.
+/// With one member of two needed, appends wait: the command and the status say for which one.
 #[test]
 fn appends_below_min_in_sync_name_who_is_lost() {
     let test = TestContext::start();

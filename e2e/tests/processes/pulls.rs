@@ -1,4 +1,4 @@
-//! Segments that members copy from each other: none of their bytes pass through the primary, whatever happens to a source.
+//! Segments that members copy from each other: none of their bytes pass through the primary, even if a source fails.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -100,7 +100,7 @@ fn rotten_source_is_passed_over(fabric: &str) {
     group.check_logs(&[&OUTAGE[..], &corruption].concat()).unwrap();
 }
 
-/// Whoever is left has the segments, and the set comes back to its size.
+/// The remaining members have the segments, and the set comes back to its size.
 fn source_is_killed_in_a_pull(fabric: &str) {
     let mut test = TestContext::start();
     let input = test.input();

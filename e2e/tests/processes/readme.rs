@@ -89,7 +89,7 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// A command of the shell in namespaces of its own, as root of these. Whatever it starts ends with it.
+/// A command of the shell in namespaces of its own, as root of these. Everything that it starts ends with it.
 fn apart(script: &str) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -121,7 +121,7 @@ fn type_in(recipe: &str, test: &str, user: &[&str]) -> Option<String> {
     for timeout in ["TAILWIND_HEARTBEAT_SILENCE_MS", "TAILWIND_FENCE_WAIT_MS", "TAILWIND_RPC_TIMEOUT_MS"] {
         command.env(timeout, "10000");
     }
-    // It is not the first of its namespace; whatever is left of it ends with that.
+    // It is not the first of its namespace; everything that is left of it ends with that.
     command.env("TAILWIND_WITHOUT_PID_1", "true");
     shell.start(command).unwrap();
     let code = shell.wait_for_end();
@@ -133,7 +133,7 @@ fn type_in(recipe: &str, test: &str, user: &[&str]) -> Option<String> {
 /// What is left of a recipe that has removed everything.
 const NOTHING_LEFT: &str = "/dev/shm:\n\n/run:\n\n/var/lib:\n";
 
-/// Types a recipe as somebody who is not root. It prints these lines in this order, and leaves nothing behind.
+/// Types a recipe as a user other than root. It prints these lines in this order, and leaves nothing behind.
 fn type_in_as_nobody(recipe: &str, test: &str, expected: &[&str]) {
     let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
     let user = if rustix::process::geteuid().is_root() { &nobody[..] } else { &[] };

@@ -1,7 +1,8 @@
-//! An unmodified Redis under `tailwind-exec` while everything around it dies: whatever it has answered is there afterwards, once.
+//! An unmodified Redis under `tailwind-exec` while everything around it dies: everything that it has answered is there
+//! afterwards, once.
 //!
 //! Clients write all the while, and know what was answered: counters, which a lost or repeated write would show, and values
-//! that are never used twice. They go on at whichever Redis serves.
+//! that are never used twice. They continue at whichever Redis serves.
 
 use rustix::process::{Signal, kill_process};
 use tailwind_e2e::context::{TestContext, rounds};
@@ -37,7 +38,7 @@ const LOOKS: u64 = 40;
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Fault(Fault),
-    /// SIGKILL to the child that writes the files anew.
+    /// SIGKILL to the child that rewrites the files.
     RewriteIsKilled,
     /// By its own command.
     RedisIsShutDown,
@@ -103,7 +104,7 @@ impl Fixture {
         wait_for_clients(&mut self.clients, 50);
     }
 
-    /// Has Redis write its files anew, and returns at a random moment of it.
+    /// Has Redis rewrite its files, and returns at a random moment of that.
     fn start_a_rewrite(&mut self, redis: &mut RespClient, event: Event) {
         let needed = matches!(event, Event::RewriteIsKilled);
         let (command, field) = match self.test.random.below(4) {

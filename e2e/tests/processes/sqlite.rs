@@ -1,7 +1,7 @@
 //! SQLite under `tailwind-exec` while everything around it dies: each committed transaction is there afterwards, the last one too.
 //!
 //! The service is `sqlite_service.py` beside this file. Its clients write rows in transactions, each in many tables that come and
-//! go, and know which were committed; meanwhile the database is vacuumed and its log is written back.
+//! go, and know which were committed, while the database is vacuumed and its log is written back.
 
 use rustix::process::Signal;
 use serde_json::json;

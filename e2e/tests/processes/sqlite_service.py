@@ -18,7 +18,7 @@ FILE, PORT, JOURNAL_MODE, SYNCHRONOUS = sys.argv[1:]
 # A client's rows of so many tables are kept, so many rows in each; the oldest table is dropped for each new one.
 TABLES = 8
 ROWS = 20
-# SQLite lets one write at a time, and who finds it busy sleeps for long.
+# SQLite lets one write at a time, and a writer that finds it busy sleeps for long.
 TURN = threading.Lock()
 
 
@@ -119,7 +119,7 @@ class Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
 
-# An end with 0 in the midst of whatever is going on.
+# Ends with 0 in the middle of everything.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 first = connect()
 first.execute("CREATE TABLE IF NOT EXISTS last (client TEXT PRIMARY KEY, number INTEGER)")

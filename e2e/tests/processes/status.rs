@@ -1,4 +1,5 @@
-//! `status` answers whether the log is safe: who is missing and why, who waits for whom, and who could take over.
+//! `status` answers whether the log is safe: which member is missing and why, what waits for what, and which standby could take
+//! over.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -207,7 +208,7 @@ fn too_few_members_make_appends_wait() {
     assert!(unable.contains("\nbackup1  member  unreachable for "), "{unable}");
     group.start_backup(1).unwrap();
     group.start_backup(0).unwrap();
-    // Whoever leads by then: the primary may have stepped down, and its standby may have taken over.
+    // At either sidecar: the primary may have stepped down, and its standby may have taken over.
     let is_whole = |group: &Group, index| status(group, index).0.starts_with("OK 3 of 3 copies, standby ready\n");
     group.wait("the group to be whole", |group| (0..2).any(|index| is_whole(group, index))).unwrap();
     group.check_logs(&OUTAGE).unwrap();

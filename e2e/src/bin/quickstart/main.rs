@@ -1,4 +1,5 @@
-//! The main job, shown: writes go on while what carries them is killed, and afterwards everything is read back and compared.
+//! The main job, shown: writes continue while the processes that carry them are killed, and afterwards everything is read back
+//! and compared.
 //!
 //! Started by the `quickstart` script, which builds first. [`log`]: a client of the log itself. [`redis`]: an unmodified Redis.
 //! On a terminal the group is drawn while that happens, as `tailwind-sidecar top` draws it; elsewhere lines say what happens. The

@@ -259,7 +259,7 @@ impl Demo {
     }
 }
 
-/// Of all files in a folder. Some may vanish meanwhile.
+/// The size of all files in a folder. Some may vanish during the count.
 fn bytes_in(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let sizes = entries.map(|entry| match entry.metadata() {

@@ -51,7 +51,7 @@ impl Show {
                     std::process::exit(128 + Signal::INT.as_raw());
                 }
                 Ok(End::Wish(Wish::Signal(signal))) => std::process::exit(128 + signal),
-                // Whoever leaves with `q` gets the report at the end.
+                // A user who leaves with `q` gets the report at the end.
                 Ok(End::Wish(Wish::Quit) | End::Done) | Err(_) => {}
             }
         });
