@@ -27,7 +27,7 @@ pub(crate) fn keep_on(pid: u32, processors: &[usize]) -> Result<()> {
         for entry in fs::read_dir(&folder).with_context(|| format!("list {folder}: has the process ended?"))? {
             let thread = entry?.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
             match sched_setaffinity(thread, &set(processors)) {
-                // It has ended meanwhile.
+                // It has ended in the meantime.
                 Err(rustix::io::Errno::SRCH) => {}
                 other => other.with_context(|| format!("choose the processors of process {pid}"))?,
             }

@@ -1,8 +1,8 @@
 //! Results as files, beside the page that is drawn of them: `run.json` says when, where and by whom, and `NAME.tsv` has the
 //! figures of a comparison, a line for each contestant, case and round.
 //!
-//! Written after each comparison, read by a run that goes on and by [`report`](crate::report). Tables open in any spreadsheet,
-//! and what differs between two runs is seen line by line.
+//! Written after each comparison, read by a run that continues an earlier one and by [`report`](crate::report). Tables open in
+//! any spreadsheet, and what differs between two runs is seen line by line.
 
 use std::fmt::Write;
 use std::fs;
@@ -127,7 +127,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Removes files of a kind: what an earlier run had and this one does not would stay for ever.
+/// Removes files of a kind: what an earlier run had and this one does not would stay forever.
 pub(crate) fn remove(folder: &Path, extension: &str, chosen: impl Fn(&str) -> bool) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?.flatten() {
         let is_chosen = entry.file_name().to_str().is_some_and(&chosen);

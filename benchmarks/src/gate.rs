@@ -63,7 +63,7 @@ pub(crate) struct Earlier {
     pub(crate) folder: PathBuf,
 }
 
-/// Who puts the load on the named commit.
+/// The program that puts the load on the named commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Driver {

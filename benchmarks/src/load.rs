@@ -1,9 +1,9 @@
 //! Puts load on something that takes records: a closed loop (the next record once an earlier one is answered) and an open
-//! loop (records at fixed times, whatever the answers do).
+//! loop (records at fixed times, regardless of the answers).
 //!
 //! One thread drives all connections, so that one driver measures every contestant alike. In the open loop a latency
-//! counts from the time at which its record was due: a contestant that stalls is charged with all that came due
-//! meanwhile (no coordinated omission).
+//! counts from the time at which its record was due: a contestant that stalls is charged with every record that came due during
+//! the stall (no coordinated omission).
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -29,7 +29,7 @@ pub(crate) trait Connection {
     fn unsent(&self) -> bool;
 }
 
-/// How long to go on after the last record for the answers that are missing, and how long an answer may take at all.
+/// How long to wait after the last record for missing answers, and how long an answer may take at all.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Open loop: unanswered records at which the contestant has lost the race, and no more are submitted. A tenth of the most
 /// that our client allows.
@@ -163,8 +163,8 @@ pub(crate) fn one_at_a_time(time: Duration, mut exchange: impl FnMut() -> Result
     Ok(Measured { records: latency.len(), latency, elapsed: started.elapsed(), due: 0 })
 }
 
-/// Submits `rate` records a second for so long, at even intervals, whatever is unanswered. A contestant that cannot keep up
-/// has fewer answers than were due.
+/// Submits `rate` records a second for so long, at even intervals, no matter how many are unanswered. A contestant that cannot
+/// keep up has fewer answers than were due.
 pub(crate) fn open_loop<C: Connection + ?Sized>(
     connections: &mut [Box<C>],
     rate: f64,
@@ -204,7 +204,7 @@ pub(crate) fn open_loop<C: Connection + ?Sized>(
     }
 }
 
-/// Sleeps until a connection can go on; which ones, and how many.
+/// Sleeps until a connection can continue; returns which ones, and how many.
 fn wait<C: Connection + ?Sized>(connections: &[Box<C>], ready: &mut [bool], longest: Duration) -> Result<usize> {
     let wanted = |connection: &C| if connection.unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<PollFd<'_>> =

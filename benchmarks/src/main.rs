@@ -1,6 +1,6 @@
 //! `./bench`: measures Tailwind beside the limits of the machine, beside what else one would take, and beside an earlier commit.
 //!
-//! Started by the script of that name, which builds first and cleans up afterwards whatever happens. [`comparisons`] are
+//! Started by the script of that name, which builds first and cleans up afterwards in any case. [`comparisons`] are
 //! [`run`] one after the other; each starts its contestants ([`ours`], [`peers`]) and puts [`load`] on them in turns. The
 //! [`gate`] does that with two builds. What they show is kept as [`data`], and the [`report`] is drawn from that.
 
@@ -167,7 +167,7 @@ fn interrupted(raw: &Path, about: About) -> Result<Results> {
     Ok(results)
 }
 
-/// What a person types to run this again: the script stands for this program and for what it sets itself.
+/// The command line that runs this again: the script stands for this program and for what it sets itself.
 fn command() -> String {
     let mut command = "./bench".to_owned();
     let mut arguments = std::env::args().skip(1);

@@ -264,7 +264,7 @@ fn take_over(run: &mut Run<'_>, case: &str, length: Length, app: App) -> Result<
     run.say(format!("{case}, {}", app.name()));
     let mut ours = start_pair(run, app)?;
     let records = records_of(&ours, SIZE, length)?;
-    // One that follows does so from the beginning, and goes on while the log grows. The others wait for their turn only.
+    // One that follows does so from the beginning, and continues while the log grows. The others wait for their turn only.
     let (ready, is_ready) = channel();
     let standby = |ours: &Ours| {
         let (observer, ready) = (ours.group.observer().clone(), ready.clone());

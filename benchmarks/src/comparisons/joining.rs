@@ -35,7 +35,7 @@ const LOAD: &str = "under load";
 const COPY: &str = "memcpy of the log";
 /// The member that is killed.
 const REPLACED: usize = 2;
-/// How long appends go on before a member is killed under load.
+/// How long appends continue before a member is killed under load.
 const BEFORE: Duration = Duration::from_secs(3);
 /// How often processes are asked how far they are: answers cost them time, which is measured.
 const ASK_AGAIN: Duration = Duration::from_millis(50);

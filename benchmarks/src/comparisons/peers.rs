@@ -37,7 +37,7 @@ const CAPACITY: Case = Case { name: "8 clients, 256 in flight each", clients: 8,
 const OFFERED: &[u32] = &[10, 30, 50, 70, 90];
 const OFFERED_QUICK: &[u32] = &[30, 70];
 
-/// Somebody who takes part.
+/// A contestant.
 enum Contender {
     Ours(Box<Ours>),
     Peer { name: &'static str, peer: Box<dyn Peer> },

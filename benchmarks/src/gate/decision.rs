@@ -1,7 +1,7 @@
 //! Whether a figure became worse beyond noise: the rule, which is pure.
 //!
 //! A pair gives a factor: how many times worse the later build was. If nothing has changed, the logarithms of the factors lie
-//! evenly around zero, whatever the noise is. So they are judged by their ranks (Wilcoxon's signed-rank test, exact), and the
+//! evenly around zero, regardless of the noise. So they are judged by their ranks (Wilcoxon's signed-rank test, exact), and the
 //! estimate is the median of the means of all pairs of them (Hodges and Lehmann), which one wild pair does not move.
 //!
 //! A figure is *worse* if the estimate is [`NOTICED`] or more, and the lower end of its interval is above 1. The interval leaves

@@ -88,7 +88,7 @@ impl Probe {
         Ok(hello.is_some_and(|hello| hello.probe == VERSION).then_some(probe))
     }
 
-    /// Starts the groups anew.
+    /// Restarts the groups.
     pub(super) fn start_groups(&mut self) -> Result<()> {
         self.ask(&Request::Start).map(|_| ())
     }

@@ -63,7 +63,7 @@ fn compare(gate: &mut Gate, earlier: &Earlier, today: &Today<'_>, progress: &Pro
                 note(gate, contestant, case.name, round, figures);
                 Ok(())
             };
-            // Who comes second may find a machine that the first has warmed, or tired.
+            // The second build may find a machine that the first has warmed up, or worn down.
             let first = (round as usize + number).is_multiple_of(2);
             measure(gate, first)?;
             measure(gate, !first)?;

@@ -81,7 +81,7 @@ pub(crate) fn synced(port: u16) -> Result<Box<dyn Connection>> {
     Ok(Box::new(Wire::new(stream, Resp { alone: true, ..Resp::default() })?))
 }
 
-/// Has a Redis write its file anew, so that it stays small, and waits for it.
+/// Has a Redis rewrite its file, so that it stays small, and waits for it.
 pub(crate) fn rewrite(port: u16) -> Result<()> {
     let begun = ask(port, "BGREWRITEAOF\r\n")?;
     ensure!(begun.starts_with('+'), "Redis answered {}", excerpt(begun.as_bytes()));

@@ -1,5 +1,5 @@
-//! A TCP connection to a peer, whatever protocol it speaks: gathers requests, sends and receives without waiting unless told
-//! to, counts answers.
+//! A TCP connection to a peer, for any protocol: gathers requests, sends and receives without waiting unless told to, counts
+//! answers.
 
 use std::io;
 use std::net::TcpStream;
@@ -40,7 +40,7 @@ pub(crate) struct Wire<P> {
 }
 
 /// Sealed groups in flight: one that is being answered, and one so that the peer need not wait for the next. Records that
-/// come meanwhile share a third: the busier the peer, the larger its groups.
+/// arrive in the meantime share a third: the busier the peer, the larger its groups.
 const GROUPS_MAX: usize = 2;
 /// More than any one answer.
 const INPUT: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! `benchmarks/README.md`: of each table, how it was measured and who took part.
+//! `benchmarks/README.md`: of each table, how it was measured and which contestants took part.
 
 use super::format::{cell_text, line, wrap};
 use crate::comparisons;

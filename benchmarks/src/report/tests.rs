@@ -151,7 +151,7 @@ fn the_pages_are_as_the_golden_files_say() {
         if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
             fs::write(&golden, &written).unwrap();
         }
-        assert_eq!(written, fs::read_to_string(golden).unwrap(), "UPDATE_GOLDENFILES=1 writes it anew");
+        assert_eq!(written, fs::read_to_string(golden).unwrap(), "UPDATE_GOLDENFILES=1 rewrites it");
     }
 }
 
@@ -218,9 +218,9 @@ fn the_committed_pages_are_those_of_the_committed_data() {
     };
     let (drawn, committed) = (files(folder.path()), files(&committed));
     let names = |files: &[(PathBuf, String)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&drawn), names(&committed), "./bench --render draws them anew");
+    assert_eq!(names(&drawn), names(&committed), "./bench --render redraws them");
     for ((name, drawn), (_, committed)) in drawn.iter().zip(&committed) {
-        assert!(drawn == committed, "{} differs: ./bench --render draws it anew", name.display());
+        assert!(drawn == committed, "{} differs: ./bench --render redraws it", name.display());
     }
 }
 
