@@ -60,9 +60,9 @@ pub enum Read {
     Type(Bytes),
     /// All keys that a pattern describes.
     Keys(Bytes),
-    /// Some keys, and where to go on.
+    /// Some keys, and where to continue.
     Scan {
-        /// Where to go on; 0 at first.
+        /// Where to continue; 0 at first.
         cursor: u64,
         /// Which keys.
         pattern: Option<Bytes>,

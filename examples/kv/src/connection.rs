@@ -1,7 +1,7 @@
 //! One client: reads commands, has them carried out, writes the replies in their order.
 //!
-//! Started by [`server`](crate::server). At most one batch of commands is under way for each client; what comes meanwhile
-//! waits in the socket, which is the back-pressure. A command that is large needs one of few places before it is read.
+//! Started by [`server`](crate::server). At most one batch of commands is under way for each client; further commands wait in
+//! the socket, which is the back-pressure. A command that is large needs one of few places before it is read.
 
 use std::io;
 use std::sync::Arc;
@@ -134,7 +134,7 @@ impl Connection {
         if !midway {
             return Ok(read.await? > 0);
         }
-        // Whoever sends a byte now and then would hold a place for ever.
+        // A client that sends a byte now and then would hold a place forever.
         let until = *self.begun.get_or_insert_with(Instant::now) + CLIENT_PATIENCE;
         let size = timeout_at(until, read).await;
         let size =
@@ -200,7 +200,7 @@ impl Connection {
 }
 
 fn follows_anew() -> Reply {
-    Reply::error("LOADING this server begins to follow the log anew: ask again")
+    Reply::error("LOADING this server restarts its follow of the log: ask again")
 }
 
 fn refuse_writes(operations: Vec<Operation>, refusal: &Reply) -> Vec<Operation> {

@@ -1,6 +1,6 @@
 //! Patterns of `KEYS` and `SCAN`: `*`, `?`, `[a-c]`, `[^x]`, and `\` before a character that means itself.
 //!
-//! Works in time of pattern × text at most, whatever a client has written.
+//! Takes time of pattern × text at most, for any input of a client.
 
 /// True when the pattern describes the whole text.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use crate::server_state::StateWatch;
 use crate::stats::Stats;
 
-/// Serves for ever.
+/// Serves until the process ends.
 pub async fn serve(listener: TcpListener, state: StateWatch, stats: Arc<Stats>) {
     let probed = state.clone();
     let router = Router::new()

@@ -21,7 +21,7 @@ pub struct Options {
 /// How to serve.
 #[derive(Args, Clone, Debug)]
 pub struct ServeOptions {
-    /// Where clients connect. There are no passwords: whoever reaches it reads and writes
+    /// Where clients connect. There are no passwords: everybody who can reach it can read and write
     #[arg(long, env = "TAILWIND_KV_LISTEN", default_value = "127.0.0.1:6379", value_name = "IP:PORT")]
     pub listen: SocketAddr,
     /// The sidecar's append socket. Nothing but this program may append there

@@ -11,7 +11,7 @@ use crate::command::Write;
 use crate::record::{self, Record, Unreadable};
 use crate::store::{Gather, Store};
 
-/// Why a log cannot be replayed. A person must look.
+/// Why a log cannot be replayed. An administrator must look.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
     /// Somebody else wrote into the log, or a newer program.

@@ -53,7 +53,7 @@ pub enum ServerState {
 pub type StateWatch = watch::Receiver<ServerState>;
 
 impl ServerState {
-    /// What clients are told who want keys, or at a standby to change them. Both words make clients try again elsewhere or
+    /// The refusal for clients that want keys, or at a standby to change them. Both words make clients try again elsewhere or
     /// later.
     pub fn refusal(&self) -> Reply {
         Reply::error(match self {

@@ -1,7 +1,7 @@
 //! Before its turn a server follows the log: it keeps the keys and values warm, and answers reads from them.
 //!
-//! Called by [`turns`](crate::turns), which goes on with the same connection and the same store once the sidecar is primary. At
-//! a reader, whose sidecar never is, this is all there is.
+//! Called by [`turns`](crate::turns), which continues with the same connection and the same store once the sidecar is primary.
+//! At a reader, whose sidecar never is, this is all there is.
 //!
 //! It answers once it is warm: once it has read as far as the log went. What it shows was acknowledged, and stays, but it is as
 //! of some moment before: later writes may be missing that others have seen. With strict reads each batch of reads waits until
@@ -107,7 +107,7 @@ pub async fn follow(
     Ok(MyTurn { log, watcher, replay, epoch, next })
 }
 
-/// What it holds, and who waits for more.
+/// What it holds, and the clients that wait for more.
 struct Standby<'a> {
     /// Nothing has come yet: it is not known with which record the log begins.
     replay: Option<Replay>,
@@ -217,7 +217,7 @@ impl Standby<'_> {
         self.replay.get_or_insert_with(|| Replay::new(next.0));
     }
 
-    /// Whoever has a position and still waits long after is told to ask again: this server is far behind.
+    /// A client that has a position and still waits long after is told to ask again: this server is far behind.
     fn refuse_old(&mut self) {
         let applied = self.next.prev();
         let is_old = |one: &mut Waiting| one.wanted.is_some() && one.since.elapsed() > 2 * POSITION_PATIENCE;
@@ -238,7 +238,7 @@ impl Standby<'_> {
         set(&self.stats.applied, self.next.prev().0);
     }
 
-    /// Whoever waits is told to ask again. Returns the log, which is whole up to `next`.
+    /// Waiting clients are told to ask again. Returns the log, which is whole up to `next`.
     fn finish(self, next: Lsn, refusal: &Reply) -> Replay {
         self.waiting.into_iter().for_each(|one| refuse(one.batch, refusal));
         self.replay.unwrap_or_else(|| Replay::new(next.0))

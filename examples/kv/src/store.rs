@@ -25,7 +25,7 @@ use crate::resp::Reply;
 pub use snapshot::Gather;
 use snapshot::Snapshot;
 
-/// Where a key stands: by its hash, so that a number says how far a `SCAN` is, whatever is added or removed meanwhile.
+/// Where a key stands: by its hash, so that a number says how far a `SCAN` is, even if keys are added or removed during it.
 type Place = (u64, Bytes);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -249,14 +249,14 @@ fn owned(bytes: &Bytes) -> Bytes {
 }
 
 /// FNV-1a, and a last mixing because keys often differ in their last byte only. The same on every host and in every
-/// version, so that a `SCAN` may go on at another primary.
+/// version, so that a `SCAN` may continue at another primary.
 fn place(key: &Bytes) -> Place {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in key {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     }
     hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    // The highest number is left out, because a scan goes on with the next one.
+    // The highest number is left out, because a scan continues with the next one.
     ((hash ^ (hash >> 32)).min(u64::MAX - 1), key.clone())
 }
 

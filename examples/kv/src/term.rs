@@ -145,7 +145,7 @@ pub struct Term<R> {
 }
 
 impl<R> Term<R> {
-    /// A turn that goes on after record `last`, with what the log held until then in `store`; `logged` bytes of it.
+    /// A turn that continues after record `last`, with what the log held until then in `store`; `logged` bytes of it.
     pub fn new(rules: Rules, store: Store, last: u64, logged: u64) -> Term<R> {
         let stamp = store.clock();
         Term {
@@ -300,7 +300,7 @@ impl<R> Term<R> {
         Pending::Write { lsn, stamp, size, write }
     }
 
-    /// Times of records never go back, whatever the clock does.
+    /// Times of records never go back, even if the clock does.
     fn next_stamp(&mut self, now: u64) -> u64 {
         self.stamp = now.max(self.stamp).max(self.store.clock());
         self.stamp

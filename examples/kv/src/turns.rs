@@ -1,7 +1,7 @@
-//! Follows the log until the sidecar is primary, serves until the role is lost, and begins anew.
+//! Follows the log until the sidecar is primary, serves until the role is lost, and starts over.
 //!
-//! The one task that appends; [`standby`] follows, [`term`](crate::term) decides, this carries out. After whatever goes wrong, what was in memory is
-//! dropped and the next turn begins with the log: there is no other way back.
+//! The one task that appends; [`standby`] follows, [`term`](crate::term) decides, this carries out. After any failure, what was
+//! in memory is dropped and the next turn begins with the log: there is no other way back.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,7 +30,7 @@ pub enum TurnError {
     /// Part of life: the log has another primary, or the sidecar is gone.
     #[error("{0}")]
     Over(String),
-    /// A person must look.
+    /// An administrator must look.
     #[error(transparent)]
     Replay(#[from] ReplayError),
 }
@@ -41,7 +41,7 @@ impl From<Error> for TurnError {
     }
 }
 
-/// Takes turn after turn. Returns only with an error that a person must see to.
+/// Takes turn after turn. Returns only with an error that an administrator must resolve.
 pub async fn run(options: ServeOptions, state: watch::Sender<ServerState>, stats: Arc<Stats>) -> Result<()> {
     let turns = Turns { options, state, stats };
     loop {
@@ -88,7 +88,7 @@ impl Turns {
         self.state.send_replace(ServerState::Primary { epoch: epoch.0, work });
         let mut turn = Turn { log, term, batches, sidecar, epoch, stats: &self.stats };
         let Err(why) = turn.serve().await;
-        // In this order: no further batch comes, and then whoever still waits is told.
+        // In this order: no further batch comes, and then the clients that still wait are told.
         self.state.send_replace(ServerState::Alone { why: why.to_string() });
         turn.end(&self.state.borrow().refusal());
         warn!(%epoch, %why, "the turn as primary is over");
@@ -105,7 +105,7 @@ impl Turns {
         let opening = record::encode(now(), &Record::Open);
         let opened = log.append(&opening).await?;
         if opened != next {
-            return Err(TurnError::Over(format!("the log was followed up to {next}, and goes on with {opened}")));
+            return Err(TurnError::Over(format!("the log was followed up to {next}, and continues with {opened}")));
         }
         replay.take(opened.0, &opening)?;
         let record_size_max = log.welcome().limits.record_size_max as usize;
@@ -240,7 +240,7 @@ impl Turn<'_> {
     }
 }
 
-/// Waits for an ack. While nothing is in flight it sends and takes in what there is, and waits for ever, unless the
+/// Waits for an ack. While nothing is in flight it sends and takes in what there is, and waits without a limit, unless the
 /// connection ends; a lost role is an event of the sidecar link.
 async fn next_ack(log: &mut Client) -> Result<Ack, TurnError> {
     loop {

@@ -84,7 +84,7 @@ proptest! {
         prop_assert_eq!(&feed(cut(&bytes, &at)), &whole);
         prop_assert_eq!(&bytewise, &whole);
         for command in &whole.0 {
-            // Whatever it is: a command or an error, and no panic.
+            // For any input: a command or an error, and no panic.
             let _ = parse(command, 1_000);
         }
     }

@@ -72,7 +72,7 @@ impl Tally {
         Ok(())
     }
 
-    /// Follows the log until it is this app's turn, whatever dies meanwhile: at once if its sidecar is primary already. Then
+    /// Follows the log until it is this app's turn, through all failures: at once if its sidecar is primary already. Then
     /// every record that is in the log has been counted.
     async fn catch_up(&mut self) -> Result<(), Error> {
         loop {

@@ -30,7 +30,7 @@ fn every_kind() -> Vec<Record> {
     ]
 }
 
-/// Logs that were written once must be readable for ever: if this fails, the bytes need a new kind.
+/// Logs that were written once must stay readable: if this fails, the bytes need a new kind.
 #[test]
 fn record_bytes_are_stable() {
     let hex = |record: &Record| {

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 
-/// Splits a line into words. `None`: a quotation mark is open, or a word goes on right behind a closed one.
+/// Splits a line into words. `None`: a quotation mark is open, or a word continues right behind a closed one.
 pub(super) fn split(line: &[u8]) -> Option<Vec<Bytes>> {
     let mut words = Vec::new();
     let mut rest = line;

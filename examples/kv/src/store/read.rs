@@ -44,8 +44,8 @@ impl Store {
         Reply::Integer(i64::try_from(left).unwrap_or(i64::MAX))
     }
 
-    /// Keys in the order of their hashes. Those with one hash come in one step, whatever the count, so that a hash is
-    /// enough to go on.
+    /// Keys in the order of their hashes. Those with one hash come in one step, regardless of the count, so that a hash is
+    /// enough to continue.
     fn scan(&self, cursor: u64, pattern: Option<&Bytes>, count: u64, strings: bool, now: u64) -> Reply {
         let (mut found, mut visited, mut next) = (Vec::new(), 0, 0);
         let mut last = None;

@@ -2,7 +2,7 @@
 //!
 //! The snapshot is of one moment: that of its first record in the log. It is written in pieces between other writes, and
 //! before one of these changes a key that has not been written yet, the old entry is put aside. So no moment stands still for
-//! longer than a piece takes, and memory holds at most one more copy of what changes meanwhile.
+//! longer than a piece takes, and memory holds at most one more copy of what changes in that time.
 //!
 //! Its bytes are a run of entries, cut anywhere into chunks: `u32` length of the key, `u32` length of the value, `u64`
 //! deadline or 0, key, value.

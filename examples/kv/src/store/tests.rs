@@ -98,7 +98,7 @@ fn expired_keys_are_freed() {
     assert_eq!((shell.0.len(), shell.0.bytes(), shell.0.deadlines.len()), (0, 0, 0));
 }
 
-/// Every key that is there from the first step to the last is found, whatever else comes and goes.
+/// Every key that is there from the first step to the last is found, no matter what else comes and goes.
 #[test]
 fn scan_finds_every_lasting_key() {
     let mut shell = Shell::default();

@@ -1,4 +1,4 @@
-//! Turns played without a log: writes of several clients, acks at any pace, and whatever a replay makes of what was logged.
+//! Turns played without a log: writes of several clients, acks at any pace, and what a replay makes of the log.
 
 use bytes::Bytes;
 use proptest::prelude::*;
