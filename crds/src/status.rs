@@ -1,4 +1,4 @@
-//! What is so. The sidecars write `log`, by compare-and-swap; the operator writes everything else.
+//! The observed state. The sidecars write `log`, by compare-and-swap; the operator writes everything else.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tailwind_report::Positions;
 
-/// What is so. Fields are optional because they have two writers.
+/// The observed state. Fields are optional because they have two writers.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaGroupStatus {
@@ -54,7 +54,7 @@ pub struct ReplicaGroupStatus {
     /// How far the log was when the operator last wrote it down: once a minute while it moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
-    /// Who is primary and who are the members. Written by the sidecars alone, by compare-and-swap: an edit by hand can lose
+    /// The primary and the members. Written by the sidecars alone, by compare-and-swap: an edit by hand can lose
     /// records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogStatus>,
@@ -163,7 +163,7 @@ pub struct Switchover {
     pub from_epoch: u64,
 }
 
-/// Who is primary and who are the members: (epoch, version) grows with every change and names the content.
+/// The primary and the members: (epoch, version) grows with every change and names the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LogStatus {

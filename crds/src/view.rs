@@ -21,7 +21,7 @@ pub struct GroupView {
     /// What is asked for.
     #[serde(default)]
     pub spec: SpecView,
-    /// What is so; absent before anybody has written it.
+    /// The observed state; absent until it is first written.
     pub status: Option<StatusView>,
 }
 

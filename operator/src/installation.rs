@@ -26,11 +26,11 @@ pub(crate) enum Ownership {
     Ours,
     /// Nobody's yet, and of our class.
     Unclaimed,
-    /// Of another class.
+    /// The group is of another class.
     OtherClass,
-    /// Of another class, and still recorded as ours: its class has changed.
+    /// The group is of another class, and still recorded as ours: its class has changed.
     GivenUp,
-    /// Of our class, and another installation's.
+    /// The group is of our class, and belongs to another installation.
     Other(String),
 }
 
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Of two that claim a group at once, the API server refuses the second by the version that it has read.
+    /// If two claim a group at once, the API server refuses the second by the version that it has read.
     #[tokio::test]
     async fn a_claim_names_the_version_that_was_read() {
         let bodies: Arc<Mutex<Vec<Value>>> = Arc::default();

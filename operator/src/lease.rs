@@ -35,7 +35,7 @@ pub(crate) struct LeaderElector {
 
 type Record = (Option<String>, Option<MicroTime>);
 
-/// Who holds the lease.
+/// The holder of the lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Holder {
     Ourselves,

@@ -86,7 +86,7 @@ impl Memories {
         self.all().entry(group.clone()).or_default().spare_nodes = Some(spare);
     }
 
-    /// So many nodes have changed: true if the plan for the group may be another one with any of them, or if that is not known.
+    /// Notes that so many nodes have changed: true if any of them may change the plan for the group, or if that is not known.
     pub(crate) fn change_nodes(&self, group: &GroupRef, changed: usize) -> bool {
         let mut all = self.all();
         let Some(spare) = all.get_mut(group).and_then(|memory| memory.spare_nodes.as_mut()) else { return true };

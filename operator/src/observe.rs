@@ -28,7 +28,7 @@ use crate::wake::digest_of;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
 const NAMES: usize = 16;
-/// Of pods' names, as Kubernetes has them: no vowels, so that no words appear.
+/// The characters of pods' names, as Kubernetes has them: no vowels, so that no words appear.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A group, as far as it can be observed.

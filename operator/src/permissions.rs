@@ -15,7 +15,7 @@ pub struct Permission {
     pub resource: &'static str,
     /// What.
     pub verbs: &'static [&'static str],
-    /// What for.
+    /// The reason for the permission.
     pub reason: &'static str,
 }
 

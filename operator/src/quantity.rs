@@ -15,7 +15,7 @@ pub fn whole(quantity: &Quantity) -> u64 {
     u64::try_from(milli(quantity) / 1000).unwrap_or(0)
 }
 
-/// So many bytes, in the largest unit that tells them exactly.
+/// The quantity of so many bytes, in the largest unit that is exact.
 pub fn bytes(bytes: u64) -> Quantity {
     let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
     let exact = units.into_iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift));

@@ -52,7 +52,7 @@ pub fn page() -> String {
     page + &table_of(variables)
 }
 
-/// Of each variable, the options that it sets, and of each of these the commands that have it, by program.
+/// For each variable, the options that it sets, and for each of these the commands that have it, by program.
 type Variables = BTreeMap<String, BTreeMap<String, Vec<(String, Vec<String>)>>>;
 
 /// A command, then its subcommands. `path` leads to it from `program`, which is not built yet: it is asked about values.

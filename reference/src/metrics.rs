@@ -30,7 +30,7 @@ struct Metric {
     name: String,
     kind: String,
     help: String,
-    /// Of its samples.
+    /// The labels of its samples.
     labels: Vec<String>,
 }
 

@@ -28,7 +28,7 @@ pub struct HistogramSnapshot {
 }
 
 impl Histogram {
-    /// So many things have taken this long.
+    /// Counts so many things that have taken this long.
     pub fn observe(&self, time: Duration, things: u64) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let us = ns.div_ceil(1000).clamp(1, 1 << BUCKETS);

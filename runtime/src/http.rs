@@ -58,7 +58,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Limits {
     /// Connections of peers that have not been authenticated. Each costs a socket and a handshake's few KiB of memory.
     pub unauthenticated: usize,
-    /// Of these, from one address: if fewer than all, no single address fills the endpoint.
+    /// The most of these from one address: if fewer than all, no single address fills the endpoint.
     pub unauthenticated_per_source: usize,
     /// Connections of peers that have, and are guests: they may be many, and displace nobody but each other.
     pub guests: usize,

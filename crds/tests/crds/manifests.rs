@@ -135,7 +135,7 @@ fn links_in_the_docs_resolve() {
 fn fields_in_the_docs_exist() {
     let definition: Value = serde_yaml::from_str(&definition()).unwrap();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-    // Of pods, and one that is refused.
+    // Paths of fields of pods, and one that is refused.
     let others = ["spec.nodeName", "status.podIP", "spec.podTemplate.spec.hostNetwork"];
     let (mut files, mut seen) = (Vec::new(), 0);
     pages(&top().join("docs"), &mut files);

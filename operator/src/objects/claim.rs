@@ -89,7 +89,7 @@ impl Default for ClaimEnd {
 }
 
 impl ClaimEnd {
-    /// Of this claim.
+    /// This end for the given claim.
     pub(crate) fn of(self, claim: &MemberClaim) -> ClaimStep {
         ClaimStep { uid: claim.uid.clone(), end: self }
     }

@@ -58,7 +58,7 @@ pub(crate) fn all(
     conditions
 }
 
-/// Those of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was.
+/// The conditions of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was.
 pub(crate) fn invalid(state: &GroupState<'_>, problems: &str) -> Vec<Condition> {
     let mut status = state.before().cloned().unwrap_or_default();
     replace(&mut status, state.observed, &Ready::InvalidSpec(problems.to_owned()));

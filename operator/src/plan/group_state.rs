@@ -75,7 +75,7 @@ impl<'a> GroupState<'a> {
         self.backups.iter().filter(|backup| backup.is_alive())
     }
 
-    /// Those of them that were created from an older spec or image.
+    /// The backups that were created from an older spec or image.
     pub(crate) fn outdated(&self) -> impl Iterator<Item = &BackupPod> {
         self.alive().filter(|backup| backup.outdated)
     }

@@ -1,5 +1,6 @@
-//! Who is primary, and whether it is there: the log names a pod and an address, and a pod of the same name may be another. And
-//! who could take its place. A pod that the API shows as running may be long gone, so both rest on what sidecars report.
+//! Which sidecar is primary, whether it is there, and which could take its place. The log names a pod and an address, and a pod
+//! of the same name may be another one. A pod that the API shows as running may be long gone, so both rest on what sidecars
+//! report.
 //!
 //! Called by [`plan`](super).
 
@@ -15,7 +16,7 @@ use super::trouble::NoReport;
 use crate::observed::{Observed, has_sidecar, is_running};
 use crate::planted::{self, Bug};
 
-/// Who is primary.
+/// The primary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Primary {
     /// There has never been one.

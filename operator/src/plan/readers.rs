@@ -10,7 +10,7 @@ use tailwind_report::sidecar::FollowReport;
 
 use crate::observed::{Observed, has_sidecar, is_running};
 
-/// So many are asked and shown. Each takes some hundred bytes of the group's object, which every sidecar watches.
+/// Most readers that are asked and shown. Each takes some hundred bytes of the group's object, which every sidecar watches.
 pub(crate) const SHOWN_MAX: usize = 32;
 /// The least lag that is told apart: a primary without appends is heard of every 25 ms.
 const LAG_MS_MIN: u64 = 100;

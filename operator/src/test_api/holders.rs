@@ -13,7 +13,7 @@ use crate::observed::Observed;
 use crate::plan::removal::Removal;
 use crate::plan::{Action, plan};
 
-/// Of three members that hold the log, one is to leave on the reports of the others.
+/// Three members hold the log, and one is to leave on the reports of the others.
 struct Leaving {
     shop: Shop,
     /// From when all was well.

@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Names that the certificate is for.
 const ANNOTATION_NAMES: &str = "replication.tailwind.dev/names";
-/// Of the CA of the webhook.
+/// Common name of the CA of the webhook.
 const AUTHORITY: &str = "Tailwind webhook";
 
 /// The certificate that is served now.

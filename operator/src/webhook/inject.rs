@@ -201,7 +201,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, kind: SidecarKind, settings: &Sett
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
     let segments = SEGMENTS * spec.segment_size.bytes();
-    // Of a pod whose own user is root: the sidecar would inherit it, and is refused as such.
+    // If the pod's own user is root, the sidecar would inherit it, and is refused as such.
     let pod_is_root = pod["spec"]["securityContext"]["runAsUser"] == 0;
     let mut sidecar = json!({
         "name": SIDECAR_CONTAINER,

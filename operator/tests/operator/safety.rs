@@ -33,7 +33,7 @@ const ROUNDS_MAX: u32 = 200;
 const WHOLE: u8 = 0b1111;
 const LOG_ID: &str = "00";
 
-/// Of a pod at the start.
+/// The state of a pod at the start.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     member: bool,

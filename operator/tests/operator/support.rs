@@ -29,7 +29,7 @@ use tailwind_report::sidecar::{FollowReport, MemberReport, SidecarReport, Takeov
 pub(crate) const UID: &str = "00000000-0000-0000-0000-000000000001";
 const NOW: &str = "2026-06-01T12:00:00Z";
 const LOG_ID: &str = "0123456789abcdef0123456789abcdef";
-/// Of every member.
+/// The identity of every member.
 const BOOT: &str = "00";
 
 /// The first document of an example.
@@ -237,7 +237,7 @@ struct AppPod {
 #[serde(deny_unknown_fields)]
 struct ReaderPod {
     name: String,
-    /// So many pods, with a number after the name.
+    /// Makes so many pods, with a number after the name.
     count: Option<usize>,
     #[serde(default)]
     is: Is,
@@ -261,7 +261,7 @@ struct Node {
     zone: Option<String>,
     #[serde(default)]
     cordoned: bool,
-    /// For so long it has been cordoned and tainted as it is.
+    /// How long it has been cordoned and tainted as it is.
     marked_seconds: Option<i64>,
     not_ready_seconds: Option<i64>,
     #[serde(default)]

@@ -41,7 +41,7 @@ impl Planner<'_> {
             return ClaimEnd::Retain;
         }
         let asked = flush::claim(&self.observed.group.spec);
-        // Of a group that has no claims any more, those that were to be retained have no owner.
+        // If the group uses no claims any more, those that were to be retained have no owner.
         let by_owner = if claim.owned { WhenRemoved::Delete } else { WhenRemoved::Retain };
         match asked.map_or(by_owner, |asked| asked.when_removed) {
             WhenRemoved::Delete => ClaimEnd::Delete,
@@ -76,7 +76,7 @@ impl Planner<'_> {
             self.plan.creations.iter().any(|creation| creation.name == claim.member)
                 || self.observed.log().is_some_and(|log| log.has_member(&claim.member))
         };
-        // Of a group that has no claims any more, people say what becomes of them.
+        // If the group uses no claims any more, an administrator decides what becomes of them.
         if !flush::has_claim(&self.observed.group.spec) {
             return;
         }
