@@ -34,7 +34,7 @@ pub enum Call {
     },
     /// `pwrite64`, `fallocate` that makes zeros: these bytes may differ.
     Write {
-        /// Of the file.
+        /// The descriptor of the file.
         descriptor: Descriptor,
         /// First byte.
         offset: u64,
@@ -43,7 +43,7 @@ pub enum Call {
     },
     /// `pwritev`, `pwritev2` at an offset, `ftruncate`: everything from there on may differ.
     WriteFrom {
-        /// Of the file.
+        /// The descriptor of the file.
         descriptor: Descriptor,
         /// First byte.
         offset: u64,
@@ -56,14 +56,14 @@ pub enum Call {
     OpenTruncating,
     /// `lseek` that may go back. The target if it is in the registers.
     Seek {
-        /// Of the description whose position moves.
+        /// A descriptor of the description whose position moves.
         descriptor: Descriptor,
         /// The new position; `None` if it depends on the file or on the old one.
         target: Option<u64>,
     },
     /// `dup` and its kin: a number may stand for another description from now on.
     Duplicate {
-        /// That of `dup2` and `dup3`, whose old description leaves it.
+        /// The target of `dup2` and `dup3`, which loses its old description.
         replaced: Option<Descriptor>,
     },
     /// `link`, `linkat`: a file may have several names from now on.

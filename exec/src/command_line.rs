@@ -39,9 +39,9 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// That of this process; ends it if it is wrong.
+    /// Reads the command line of this process; ends the process if it is wrong.
     ///
-    /// A variable of the run options counts as an argument, and would make those that are required wanted beside a command too.
+    /// A variable of the run options counts as an argument, and would make the required ones required for a command, too.
     pub fn read() -> CommandLine {
         let matches = CommandLine::command().get_matches();
         let read = match matches.subcommand() {

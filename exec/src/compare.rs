@@ -28,7 +28,7 @@ pub enum Compared {
 pub enum Changed<'a> {
     /// Bytes that were read.
     Bytes(&'a [u8]),
-    /// So many zeros, of a hole.
+    /// A hole of so many zeros.
     Zeros(u64),
 }
 

@@ -35,7 +35,7 @@ use crate::volume::Bounds;
 const KERNEL: (u32, u32) = (5, 19);
 /// For a child that does a few calls.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of the child's directory.
+/// Bounds of the child's directory.
 const BOUNDS: Bounds = Bounds { bytes: 1 << 30, files: 1000, scan: 1 << 30, record: 0, trim: u64::MAX };
 
 /// What was found about one thing.

@@ -56,7 +56,7 @@ pub enum Operation<'a> {
     Write {
         /// The file.
         file: Number,
-        /// Of the first byte.
+        /// The offset of the first byte.
         offset: u64,
         /// The bytes.
         bytes: &'a [u8],
@@ -65,7 +65,7 @@ pub enum Operation<'a> {
     Zero {
         /// The file.
         file: Number,
-        /// Of the first one.
+        /// The offset of the first one.
         offset: u64,
         /// How many.
         length: u64,
@@ -282,7 +282,7 @@ impl Image {
             (true, _) => self.state = Some(facts.to_vec()),
             (false, Some(state)) if state.len() + facts.len() > GROUP_CHANGES_MAX => return Err(FoldError::Group),
             (false, Some(state)) => state.extend_from_slice(facts),
-            // Of one that began before what is left of the log.
+            // A part of a state that began before what is left of the log.
             (false, None) => return Ok(Vec::new()),
         }
         if !last {

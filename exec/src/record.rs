@@ -116,7 +116,7 @@ impl Mode {
     /// The bits that are kept.
     pub const MASK: u16 = 0o7777;
 
-    /// Of what `stat` says.
+    /// The mode in what `stat` returns.
     pub fn of(bits: u32) -> Mode {
         Mode(bits as u16 & Mode::MASK)
     }
@@ -143,7 +143,7 @@ pub enum Change {
     },
     /// The mode is another one.
     Mode {
-        /// Of a file, or of a directory that is not the root.
+        /// The number of a file, or of a directory that is not the root.
         number: Number,
         /// The new one.
         mode: Mode,
@@ -196,7 +196,7 @@ pub enum Record<'a> {
     Data {
         /// The file.
         file: Number,
-        /// Of the first byte.
+        /// The offset of the first byte.
         offset: u64,
         /// The bytes.
         bytes: &'a [u8],
@@ -205,7 +205,7 @@ pub enum Record<'a> {
     Zero {
         /// The file.
         file: Number,
-        /// Of the first one.
+        /// The offset of the first one.
         offset: u64,
         /// How many.
         length: u64,

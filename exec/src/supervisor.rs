@@ -42,9 +42,9 @@ pub enum Loss {
     /// Somebody else appends.
     #[error("the log has records of somebody else: LSN {found} came where {expected} was to come")]
     Foreign {
-        /// That of the ack.
+        /// The LSN of the ack.
         found: Lsn,
-        /// That of the last record that was sent.
+        /// The LSN of the last record that was sent.
         expected: Lsn,
     },
     /// This side cannot continue.

@@ -18,7 +18,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// So many syncs have failed.
+    /// Counts syncs that have failed.
     pub(crate) fn failed(&mut self, why: &str, syncs: u64) {
         let known = self.failures.len() < REASONS_MAX || self.failures.contains_key(why);
         let why = if known { why } else { "for other reasons" };
@@ -29,9 +29,9 @@ impl Tally {
 /// Bytes that were read to find what has changed.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Compared {
-    /// Of all comparisons.
+    /// Bytes of all comparisons.
     pub bytes: u64,
-    /// Of the largest one.
+    /// Bytes of the largest one.
     pub largest: u64,
 }
 

@@ -37,7 +37,7 @@ pub enum Refusals {
 /// A stopped call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stopped {
-    /// Of this stop: never used again by the kernel, as long as the listener lives.
+    /// The number of this stop: the kernel never uses it again as long as the listener lives.
     pub id: u64,
     /// The calling thread, as the receiving process's namespace numbers it; 0 if it is outside of that namespace.
     pub thread: Thread,

@@ -51,7 +51,7 @@ enum Step {
         last: bool,
         changes: Vec<Change>,
     },
-    /// That of the image, in records of so many bytes.
+    /// The state of the image, in records of so many bytes.
     State(usize),
     /// Any other.
     FalseState {

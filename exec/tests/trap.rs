@@ -109,7 +109,7 @@ fn each_call_is_stopped_refused_or_unseen() {
     let (calls, output) = supervise(start(command), done_or_go);
     assert_eq!(said(&output, "all cases"), ["done"]);
 
-    // Of each case arrived what the program says of it, and nothing else: its thread made a mark before each, and at the end.
+    // For each case, exactly the calls arrived that the program reports: its thread made a mark before each, and at the end.
     let is_mark = |call: &Call| *call == Call::Seek { descriptor: Descriptor(MARK), target: Some(0) };
     let caller = calls.iter().find(|stopped| is_mark(&stopped.call)).expect("a mark").thread;
     let calls: Vec<Call> =

@@ -55,7 +55,7 @@ enum State {
 }
 
 impl Replay {
-    /// Of a log whose first record has this LSN.
+    /// The replay of a log whose first record has this LSN.
     pub fn new(first: u64) -> Replay {
         let state = if first <= 1 { State::Whole(Box::default()) } else { State::Lost };
         Replay { first, bytes: 0, snapshot: None, state }

@@ -246,7 +246,7 @@ impl<R> Term<R> {
         self.trimming = false;
     }
 
-    /// So many backups hold what is acknowledged.
+    /// Takes in how many backups hold what is acknowledged.
     pub fn on_copies(&mut self, copies: usize) {
         self.copies = copies;
     }

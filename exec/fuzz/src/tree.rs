@@ -22,9 +22,9 @@ pub(crate) struct Tree {
 struct Said {
     names: BTreeMap<At, Number>,
     modes: BTreeMap<Number, Mode>,
-    /// Of a group that has not ended.
+    /// The changes of a group that has not ended.
     changes: Vec<Change>,
-    /// Of a state with which the fold may begin.
+    /// The facts of a state with which the fold may begin.
     facts: Option<Vec<Fact>>,
 }
 

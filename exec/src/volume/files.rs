@@ -221,7 +221,7 @@ impl Effects {
         self.0.iter().filter_map(ended).collect()
     }
 
-    /// Of all threads that are not settled.
+    /// The effects of all threads that are not settled.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Effect> {
         self.0.values()
     }

@@ -1,6 +1,6 @@
 //! What `/proc` tells of the program's processes: which descriptors may write to which file, and how far they have come.
 //!
-//! Of `/proc` only `fd`, `fdinfo`, `maps` and `stat` are read: what the default profiles of container runtimes leave alone.
+//! It reads only `fd`, `fdinfo`, `maps` and `stat` of `/proc`: the default profiles of container runtimes do not block these.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -272,8 +272,8 @@ pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
     Ok(found)
 }
 
-/// Those of one process, by its own number or that of a thread. If it ends during the listing, that is an error: the list would
-/// lack descriptors that are still open.
+/// The writers of one process, by its own number or that of a thread. If it ends during the listing, that is an error: the list
+/// would lack descriptors that are still open.
 fn writers_of(process: u32, device: u64) -> io::Result<Vec<Writer>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{process}/fd"))? {

@@ -33,7 +33,7 @@ const EXEC: &str = env!("CARGO_BIN_EXE_tailwind-exec");
 
 /// The exit code after a loss.
 const LOST: i32 = 75;
-/// That of a program that has killed itself, so that nothing is captured at its end.
+/// The exit code of a program that has killed itself, so that nothing is captured at its end.
 const KILLED: Option<i32> = Some(128 + 9);
 /// For what takes milliseconds on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -21,7 +21,7 @@ pub struct ProtocolError(String);
 #[derive(Debug, Default)]
 pub struct Parser {
     buffer: BytesMut,
-    /// So many bytes of the buffer hold no line end.
+    /// How many bytes of the buffer are known to hold no line end.
     searched: usize,
     unfinished: Option<Unfinished>,
 }
@@ -33,7 +33,7 @@ struct Unfinished {
     left: usize,
     /// Length of the next one, if it has been announced.
     length: Option<usize>,
-    /// Of all arguments that have been announced.
+    /// The total size of the arguments that have been announced.
     size: usize,
 }
 
