@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// The same error is logged at most this often.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// So many errors are remembered: those of a group's members and their combinations, a few at a time.
+/// Most errors that are remembered: those of a group's members and their combinations, a few at a time.
 const REMEMBERED_MAX: usize = 16;
 
 /// Says when to log an error: at once when it is new, then once per interval. Errors that take turns are new once each.

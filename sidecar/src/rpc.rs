@@ -387,7 +387,7 @@ impl BackupClient {
             let (method, body) = request();
             let (link, response) = match self.send(path, method, body, reuse, &others).await {
                 Ok(answered) => answered,
-                // Of all addresses that are left none answers: what the others have said is the news.
+                // None of the remaining addresses answers: report what the others have said.
                 Err(error) if others.is_empty() => return Err(error),
                 Err(_) => return Err(CallError::OtherNames(others)),
             };

@@ -41,7 +41,7 @@ pub struct DaemonCounters {
     pub flush_failures: u64,
 }
 
-/// What came of an output.
+/// The result of an output.
 #[derive(Debug)]
 pub enum OutputResult {
     /// It is done.

@@ -11,7 +11,7 @@
 //!         generation (8)  size (4)  end (4)  chain (4)  zeros to 72  first LSN (8)  last LSN (8)  sequence of the notes (8)
 //!         zeros  CRC-32 of all before (4)
 //! ```
-//! Of an open segment only the end is known: up to there at least its file is sound.
+//! For an open segment only the end is known: at least up to there its file is sound.
 //!
 //! Entries are added behind the last one, into space that was allocated before, and each sector is brought to disk before the
 //! next is begun. Zeros are the end. The last entry may be unsound: a failed write that was never reported. Any other
@@ -62,12 +62,12 @@ const BATCH_MAX: usize = 16;
 pub struct Entries(Arc<AtomicU64>);
 
 impl Entries {
-    /// So many.
+    /// A counter of so many entries.
     pub fn new(count: u64) -> Entries {
         Entries(Arc::new(AtomicU64::new(count)))
     }
 
-    /// How many.
+    /// How many entries there are.
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }

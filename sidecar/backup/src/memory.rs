@@ -20,7 +20,7 @@ pub trait Buffers {
     fn read(&self, slot: Slot, offset: u32, out: &mut [u8]) -> io::Result<()>;
 }
 
-/// What came of a revocation.
+/// The result of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revocation {
     /// It is done.

@@ -339,6 +339,6 @@ fn the_longest_log_fits_into_a_backups_memory() {
     let held = u64::try_from(starting.bytes_current).unwrap();
     let most = starting.bytes_max.max(held + listing.bytes_max).max(held + trimming.bytes_max);
     assert!(most <= SEGMENTS_MAX * SEGMENT_BYTES, "{most} bytes, {} for each segment", most / SEGMENTS);
-    // Of a constant that is far too large every backup has to pay the price.
+    // A constant must not be far too large, since every backup pays for it.
     assert!(most * 10 >= SEGMENTS_MAX * SEGMENT_BYTES * 8, "{most} bytes, {} for each segment", most / SEGMENTS);
 }

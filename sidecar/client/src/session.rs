@@ -52,7 +52,7 @@ pub(crate) struct Session {
     requested: u64,
     reply: Option<Result<Reply, Error>>,
     read: Option<Read>,
-    /// That of what the last read has handed out.
+    /// The history of what the last read has handed out.
     history: History,
     /// Sending has failed. What the sidecar sent last may still be readable, so this is not yet the end.
     send_failed: bool,
@@ -155,7 +155,7 @@ pub(crate) enum ReadItem {
     /// A record: `take_record` hands it out.
     Record,
     CaughtUp(Lsn),
-    /// Of a follow only.
+    /// Comes in a follow only.
     Lag {
         acked: Lsn,
         behind: Option<Duration>,

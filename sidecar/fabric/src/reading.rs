@@ -136,7 +136,7 @@ pub struct Readable {
     /// Where the slot begins in the receiver's address space, if reads name addresses.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only verbs reads from addresses"))]
     pub(crate) address: u64,
-    /// Of the share.
+    /// The key of the share.
     pub(crate) key: u64,
     /// Bytes of the slot.
     pub(crate) length: u32,

@@ -73,7 +73,7 @@ const MAPPED_MAX: usize = 1024;
 pub struct ShmReceiver {
     pool: Claim,
     revoked_below: Writer,
-    /// Of each slot whose memory a sender may map.
+    /// The lending of each slot whose memory a sender may map.
     lendings: Vec<Option<Lending>>,
     readers: Readers,
 }

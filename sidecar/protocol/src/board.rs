@@ -72,7 +72,7 @@ pub struct Progress {
     pub end: Position,
     /// First record that can be read.
     pub first: Lsn,
-    /// Of the member set, as last known to be in the config store.
+    /// The version of the member set, as last known to be in the config store.
     pub version: Version,
 }
 

@@ -64,7 +64,7 @@ impl Default for NeededCopies {
 }
 
 impl NeededCopies {
-    /// So many, and the one before.
+    /// Keeps at most so many copies, and the one before.
     pub fn at_most(most: usize) -> NeededCopies {
         NeededCopies { most, copies: Vec::new(), newest_before: None }
     }

@@ -50,7 +50,7 @@ impl History {
     /// The history of a client that has read nothing, or does not say.
     pub const UNKNOWN: History = History(0);
 
-    /// That of a log which has been cut so.
+    /// The history of a log with these cuts.
     pub fn of(log: LogId, cuts: &[Cut]) -> History {
         let epoch = cuts.last().map_or(0, |cut| cut.epoch.0);
         History((log.0 as u64) << 32 | epoch.saturating_add(1).min(u64::from(u32::MAX)))

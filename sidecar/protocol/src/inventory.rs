@@ -144,7 +144,7 @@ fn check_copy(copy: &CopyReport) -> Result<(), Unbelievable> {
     let CopyReport { identity, state, closure, acked } = copy;
     let numbered = (SegmentId(1)..=SEGMENT_MAX).contains(&identity.segment);
     let led = (Epoch(1)..=EPOCH_MAX).contains(&identity.epoch);
-    // Of a buffer that was never written not even the header is valid.
+    // In a buffer that was never written, not even the header is valid.
     let open = matches!(state, CopyState::Open | CopyState::Damaged);
     let placed = closure.fits(identity.size) || open && *closure == Closure::default();
     if numbered && led && placed && acked.0 <= identity.size.bytes() {

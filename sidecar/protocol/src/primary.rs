@@ -49,8 +49,8 @@ use syncing::Syncing;
 /// Work requests in flight to one member. More only deepens the queue: one request carries everything appended since.
 pub const INFLIGHT_MAX: usize = 32;
 
-/// Of these, what only the lines of a board may take: appends that take every place as it becomes free would keep the board as
-/// it is, for as long as the load lasts.
+/// The part of these that only the lines of a board may take: appends that take every place as it becomes free would keep the
+/// board as it is, for as long as the load lasts.
 pub const LINES_MAX: usize = 2;
 
 /// Segments that may be open at once, and so the primary's memory: this many × segment size. One active, one ahead, and

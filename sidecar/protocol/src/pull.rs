@@ -57,11 +57,11 @@ pub enum CopyError {
 /// How that went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Of [`Output::Open`].
+    /// The result of [`Output::Open`].
     Opened(Result<(), Refusal>),
-    /// Of [`Output::Copy`].
+    /// The result of [`Output::Copy`].
     Copied(Result<(), CopyError>),
-    /// Of [`Output::Close`].
+    /// The result of [`Output::Close`].
     Closed(Result<(), Refusal>),
 }
 
@@ -72,7 +72,7 @@ pub struct Pull {
     /// Index of the source that is tried.
     source: usize,
     way: Way,
-    /// What came of those before, for people.
+    /// The results of the earlier ones, for people.
     answers: Vec<String>,
 }
 

@@ -240,7 +240,7 @@ impl Reference {
             let reaching = || candidates.iter().map(|(_, copy)| *copy).filter(|copy| copy.closure.last == last);
             let found = reaching()
                 .filter(|copy| holds_records(copy) && sound(copy))
-                // Of the last segment some copies may have marks behind the same last record.
+                // Some copies of the last segment may have marks after the same last record.
                 .max_by_key(|copy| (copy.identity.epoch, copy.state == CopyState::Closed, copy.closure.end))
                 .map(|best| ClosedSegment::new(best, candidates.iter().copied()));
             let corrupt = || reaching().filter(|copy| !sound(copy));
@@ -286,7 +286,7 @@ impl Reference {
 /// What the fenced members hold, by segment.
 type Copies<'a> = BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>>;
 
-/// From where on the log is needed, as members say.
+/// The record from which on the log is needed, as members say.
 #[derive(Clone, Debug)]
 struct Trims<'a> {
     /// Two members say so, or the only one: what is older may be deleted. One member's word would delete what the others hold.
@@ -339,7 +339,7 @@ fn closed_copies(others: &[Inventory]) -> Copies<'_> {
 /// A segment that one primary would have begun with two different records, or with a record that it had put into an earlier
 /// one, if every member were right.
 fn contradiction(copies: &Copies<'_>) -> Option<Damage> {
-    // Of each epoch, the last record in the segments before.
+    // For each epoch, the last record in the segments before.
     let mut written: BTreeMap<Epoch, Lsn> = BTreeMap::new();
     for copies in copies.values() {
         let begun = || copies.iter().map(|(_, copy)| *copy).filter(|copy| copy.closure.end > Offset(0));

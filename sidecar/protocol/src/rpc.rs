@@ -205,7 +205,7 @@ pub struct ShareReply<Grant> {
     /// The board; `None` if it was not asked for, or none is lent.
     #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
     pub board: Option<Grant>,
-    /// Those of the segments that are in memory. The others are on disk, to be fetched, or not here.
+    /// The segments that are in memory. The others are on disk, to be fetched, or not here.
     pub segments: Vec<SharedSegment<Grant>>,
 }
 
@@ -299,7 +299,7 @@ pub struct OpenRequest {
     pub caller: Caller,
     /// The segment; its own epoch may be older than the caller's when an image is installed.
     pub identity: SegmentIdentity,
-    /// What for.
+    /// What the buffer is for.
     pub purpose: Purpose,
     /// What the group's acks promise; a backup keeps its identity over a loss of memory only under `Flushed`.
     pub durability: Durability,
@@ -484,7 +484,7 @@ pub struct CopyReport {
     pub state: CopyState,
     /// Where its valid bytes end; of a corrupt copy, where they ended when it was closed.
     pub closure: Closure,
-    /// Of a copy that was never closed: everything before this offset was acknowledged, by the evidence in its bytes and by
+    /// For a copy that was never closed: everything before this offset was acknowledged, by the evidence in its bytes and by
     /// what was flushed of it.
     pub acked: Offset,
 }
@@ -492,7 +492,8 @@ pub struct CopyReport {
 /// Most copies in an inventory, and so at a backup: 131 072, which are 1 TiB of segments of 8 MiB. A sidecar holds the inventories
 /// of all members at once, with [`COPY_SIZE`] bytes for each copy: 10 MiB for a member, 80 MiB for eight.
 pub const INVENTORY_MAX: usize = 1 << 17;
-/// Of these as many are only for images: a member whose copies must be replaced by others can hold some more while that lasts.
+/// This many of these are for images only: a member whose copies must be replaced by others can hold some more while that
+/// lasts.
 pub const INVENTORY_FOR_IMAGES: usize = 1 << 12;
 /// Most copies on one page of an inventory: 4096 × [`COPY_JSON_SIZE_MAX`] = 1.6 MiB, less than half of what a sidecar reads.
 pub const INVENTORY_PAGE_MAX: usize = 1 << 12;

@@ -22,7 +22,7 @@ pub struct Report<T> {
     pub version: u32,
     /// The group.
     pub group: String,
-    /// Whose report it is: a sidecar's or a backup's name.
+    /// The name of the sidecar or backup that reports.
     pub name: String,
     /// What it reports.
     #[serde(flatten)]

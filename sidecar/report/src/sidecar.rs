@@ -29,7 +29,7 @@ pub struct SidecarReport {
     /// Version of the member set: raised at every change of it. Absent as `log` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set_version: Option<u64>,
-    /// Who is primary; absent while nobody is known to be.
+    /// The primary; absent while none is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<PrimaryReport>,
     /// What an ack promises: `memory`, `battery` or `flushed`.
@@ -68,7 +68,7 @@ pub struct SidecarReport {
     /// What is appended, how fast, and how long it takes; absent unless primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub appends: Option<AppendsReport>,
-    /// Who is connected to this sidecar's append socket.
+    /// The clients that are connected to this sidecar's append socket.
     pub clients: ClientsReport,
     /// What keeps it from becoming primary, if it should be; after a second of waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub struct SidecarReport {
     pub failover_ms: Option<u64>,
 }
 
-/// Who is primary.
+/// The primary.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PrimaryReport {
@@ -269,13 +269,13 @@ pub struct AppendsReport {
     pub p999_us: Option<u64>,
 }
 
-/// Who is connected to the append socket.
+/// The clients that are connected to the append socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ClientsReport {
     /// Connections, with the one that asks for this status.
     pub connected: u64,
-    /// Those of them that append through shared memory.
+    /// How many of these append through shared memory.
     pub rings: u64,
     /// Clients that read what members hold.
     pub followers: u64,

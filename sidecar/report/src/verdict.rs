@@ -10,7 +10,7 @@ use crate::readiness::AppendsWaitFor;
 use crate::sidecar::{MemberReport, MemberState, SidecarReport, StandbyReport};
 use crate::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 
-/// So many backups are named in a line; the table has the others.
+/// Most backups that a line names; the table has the others.
 const NAMED_MAX: usize = 3;
 
 /// Whether the log is safe, as far as one sidecar knows.

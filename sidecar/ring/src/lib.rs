@@ -38,7 +38,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of the append ring.
+    /// The sizes of the append ring.
     pub const APPENDS: Sizes = Sizes { requests: REQUESTS_SIZE, answers: ANSWERS_SIZE };
 
     /// Bytes of the shared file.

@@ -24,7 +24,7 @@ pub struct Consumer {
     ring: Ring,
     /// Bytes taken; `released ≤ head ≤ tail`.
     head: u64,
-    /// So many of them are the producer's again.
+    /// How many of them the producer may use again.
     released: u64,
     /// Bytes written, as last seen.
     tail: u64,
@@ -112,7 +112,7 @@ pub struct Producer {
     ring: Ring,
     /// Bytes written; `head ≤ published ≤ tail`.
     tail: u64,
-    /// So many of them the consumer knows of.
+    /// How many of them the consumer knows of.
     published: u64,
     /// Bytes taken, as last seen.
     head: u64,

@@ -60,7 +60,7 @@ pub struct Event {
 pub struct Progress {
     /// What is done.
     pub what: String,
-    /// So much of it.
+    /// How much of it is done.
     pub done: u64,
     /// All of it.
     pub total: u64,

@@ -38,7 +38,7 @@ pub(super) struct ActorRequest {
     pub(super) request: Request,
     /// With [`Request::Connect`].
     pub(super) channel: Option<ChannelRequest>,
-    /// Of a pull.
+    /// The part of a pull.
     pub(super) pull: Option<PullPart>,
 }
 

@@ -15,8 +15,8 @@ use tailwind_runtime::usage;
 
 /// One in so many bytes stays free: a file system needs some for itself.
 const MARGIN: u64 = 20;
-/// Of a disk that is shared with the rest of a node so many percent stay free: by default a kubelet evicts pods when less than
-/// ten are.
+/// The percentage that stays free of a disk that is shared with the rest of a node: by default a kubelet evicts pods when less
+/// than ten are.
 const NODE_PERCENT: u64 = 15;
 /// What the container's logs may take of the pod's limit, as the kubelet rotates them by default: five files of 10 MiB.
 const LOG_BYTES: u64 = 64 << 20;

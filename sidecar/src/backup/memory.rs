@@ -185,7 +185,7 @@ impl Buffers for PoolBuffers {
 pub(super) struct Lent {
     pub(super) receiver: Box<dyn Receiver>,
     buffers: PoolBuffers,
-    /// Of each lending: kept because a repeated open gets the same one.
+    /// The grant of each lending: kept because a repeated open gets the same one.
     slots: Vec<LentSlot>,
     /// The board, in the pool's side slot, of the epoch that it is lent to. As above.
     board: Option<(Epoch, Grant)>,

@@ -52,7 +52,7 @@ const RETRY_AFTER_MS: u32 = 20;
 pub(super) struct Pulled {
     pub(super) segments: u64,
     pub(super) bytes: u64,
-    /// Of these, how many were read one-sidedly.
+    /// How many of these were read one-sidedly.
     pub(super) memory_bytes: u64,
     /// Pulls that no source could serve.
     pub(super) failed: u64,

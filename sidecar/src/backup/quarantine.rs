@@ -35,7 +35,7 @@ pub(super) struct Quarantined {
     pub(super) files: u64,
     /// Bytes of all of them.
     pub(super) bytes: u64,
-    /// Those of the lowest segments.
+    /// The files of the lowest segments.
     listed: Vec<ListedFile>,
 }
 

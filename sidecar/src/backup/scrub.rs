@@ -59,7 +59,7 @@ pub(super) struct ScrubPass {
     unread: u64,
 }
 
-/// What came of one copy.
+/// The result of scrubbing one copy.
 enum ScrubResult {
     Sound(u64),
     Corrupt,

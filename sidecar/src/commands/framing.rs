@@ -75,7 +75,7 @@ pub struct Splitter {
     bytes: Vec<u8>,
     /// What has been read and not handed out.
     unread: Range<usize>,
-    /// So many of the unread bytes are known not to be a newline.
+    /// How many of the unread bytes are known not to be a newline.
     searched: usize,
     ended: bool,
     /// Records handed out.

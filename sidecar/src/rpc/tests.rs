@@ -220,7 +220,7 @@ async fn heartbeats_end_with_a_reason() {
     assert!(why.contains("connect to"), "{why}");
 }
 
-/// Of several that come together the last one counts; a foreign byte says nothing.
+/// If several come together, the last one counts; a foreign byte says nothing.
 #[tokio::test]
 async fn heartbeats_say_whether_readers_look() {
     async fn beats() -> Body {

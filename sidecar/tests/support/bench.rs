@@ -49,7 +49,7 @@ pub struct Bench {
     pub shut: Arc<AtomicBool>,
     /// The same for the spare alone.
     pub spare_shut: Arc<AtomicBool>,
-    /// Of every data channel: see `Channel::depth`.
+    /// The depth of every data channel: see `Channel::depth`.
     pub depth: Arc<AtomicU32>,
     /// Writes posted to backups.
     pub posts: Arc<AtomicU32>,
@@ -64,7 +64,7 @@ pub struct Bench {
     /// The segments of the first term, of which the backups hold copies.
     segments: Vec<SegmentIdentity>,
     terms: u64,
-    /// Of the present term's members.
+    /// The seats of the present term's members.
     seats: Vec<Seat>,
     commands: std::sync::mpsc::SyncSender<Command>,
     folder: tempfile::TempDir,

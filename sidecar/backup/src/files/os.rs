@@ -122,7 +122,7 @@ impl File for OsFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        // Of a file's attributes, the ones that its bytes are found by come along: fdatasync(2).
+        // This also syncs the attributes by which the file's bytes are found: fdatasync(2).
         self.0.sync_data()
     }
 

@@ -29,8 +29,8 @@ use super::rpc::{self, AnswerWriter, RequestReader};
 const CONNECTIONS_MAX: usize = 1024;
 
 impl Baseline {
-    /// Of the memory that carries its messages. The log of `ring` has the 4 MiB of the paper; `rpc` has few messages on their
-    /// way, and less memory to cycle through stays in the caches.
+    /// The sizes of the memory that carries its messages. The log of `ring` has the 4 MiB of the paper; `rpc` has few messages
+    /// on their way, and less memory to cycle through stays in the caches.
     pub(super) fn sizes(self) -> Sizes {
         match self {
             Baseline::Rpc | Baseline::RpcPipelined => Sizes::APPENDS,

@@ -86,7 +86,7 @@ pub(super) fn answer(sequence: u32, length: u32) -> [u8; ANSWER_SIZE] {
 /// One write, as its header announces it; or the request for one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Of the lending or the share.
+    /// The key of the lending or the share.
     pub(crate) key: u64,
     /// Where in the slot the bytes go, or are.
     pub(crate) offset: u32,

@@ -30,7 +30,7 @@ pub fn backup_machine(data: &[u8]) {
     let mut world = World::new();
     while let Some(what) = input.next() {
         let order = world.order(what, &mut input);
-        // Of every eighth step only some outputs are carried out before the process dies.
+        // In every eighth step only some outputs are carried out before the process dies.
         let outputs = if what.is_multiple_of(8) { usize::from(input.next().unwrap_or(0) % 4) } else { usize::MAX };
         world.carry_out(order, outputs);
         world.check();

@@ -68,13 +68,13 @@ pub struct Copy {
     pub stage: Stage,
     /// Where its valid bytes end, unless it is lent.
     pub closure: Closure,
-    /// Of an open copy: everything before was acknowledged; see [`Tail`](crate::scan::Tail).
+    /// For an open copy: everything before was acknowledged; see [`Tail`](crate::scan::Tail).
     pub acked: Offset,
-    /// Of an open copy: everything before was on this backup's disk.
+    /// For an open copy: everything before was on this backup's disk.
     pub(super) flushed: Offset,
     pub(super) purpose: Purpose,
     pub(super) lender: Epoch,
-    /// Of an image that is being written: ticks since its buffer was lent.
+    /// For an image that is being written: ticks since its buffer was lent.
     pub(super) ticks: u32,
     /// A flush is under way.
     pub(super) flushing: bool,

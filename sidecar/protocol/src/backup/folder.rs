@@ -102,7 +102,7 @@ impl Backup {
     pub(super) fn copy_file_bytes(&self, copy: &Copy) -> u64 {
         match copy.place {
             Place::Disk => file_bytes(copy.closure.end),
-            // Of an open segment what has been flushed, of a closed one what is being flushed.
+            // For an open segment what has been flushed, for a closed one what is being flushed.
             Place::Memory(_) => self.file_bytes_max(),
         }
     }

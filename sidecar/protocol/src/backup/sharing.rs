@@ -19,7 +19,7 @@ impl Backup {
         self.admit_log(&Caller { group: group.clone(), log, epoch })
     }
 
-    /// Those of these segments whose bytes are in memory and part of what the promised epoch reads or writes: what it has been
+    /// The segments among these whose bytes are in memory and part of what the promised epoch reads or writes: what it has been
     /// lent for appends, and closed copies. Not images that are being installed, nor what an older epoch has left open.
     pub fn shareable(&self, segments: &[SegmentId]) -> Result<Vec<(Slot, SegmentIdentity, Option<Closure>)>, Refusal> {
         if segments.len() > SHARES_MAX {

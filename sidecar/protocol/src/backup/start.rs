@@ -313,7 +313,7 @@ impl Backup {
 /// Slots and what they are used for.
 type Rows = Vec<(Slot, SlotRow)>;
 
-/// Of two slots for one segment, keeps the one that was lent later and got further: the process died after it had accepted
+/// If a segment has two slots, keeps the one that was lent later and got further: the process died after it had accepted
 /// an image and before it freed the older copy's slot. Returns the rows to keep and the needless ones.
 fn newest_of_each_segment(mut rows: Rows) -> (Rows, Rows) {
     rows.sort_by_key(|(_, row)| (row.purpose == Purpose::Append, row.lender, row.closed.is_some()));

@@ -30,7 +30,7 @@ pub(super) const NO_SEGMENT: SegmentId = SegmentId(0);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Board {
     identity: BoardIdentity,
-    /// Of the lines' CRCs.
+    /// The seed of the lines' CRCs.
     seed: u32,
     progress: Progress,
     /// Taken when the present beat was about to be posted.

@@ -10,7 +10,7 @@ use crate::ids::Epoch;
 use super::membership::Search;
 use super::{Output, Primary, Seat};
 
-/// So many members of the set are believed without the store, as long as there are so many: one alone may lie.
+/// This many members of the set are believed without the store, if the set has that many: one alone may lie.
 const WITNESSES: usize = 2;
 
 /// The members that have spoken, and the state of the question to the store. A spare that has spoken is in

@@ -128,7 +128,7 @@ pub(super) struct Member {
     pub(super) last_posted: Post,
     /// Its latest post that has completed.
     pub(super) last_completed: Post,
-    /// Of a newcomer: since when it has made no progress.
+    /// For a newcomer: since when it has made no progress.
     pub(super) stall: Option<Stall<Progress>>,
     /// Since when a newcomer has lacked a sync alone, and up to where it had synced.
     pub(super) unsynced: Option<Stall<Lsn>>,

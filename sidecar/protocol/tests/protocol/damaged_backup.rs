@@ -33,7 +33,7 @@ impl Fixture {
         Fixture::start_within(SLOTS, found, tail, sound)
     }
 
-    /// Of a backup that may have so many buffers lent or not yet on disk.
+    /// The fixture of a backup that may have so many buffers lent or not yet on disk.
     fn start_within(unflushed_slots_max: u32, found: Found, tail: Tail, sound: bool) -> Fixture {
         let slot_size = SegmentSize::MIN.bytes();
         let limits = Limits {

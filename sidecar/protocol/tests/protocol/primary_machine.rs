@@ -42,7 +42,7 @@ struct Fixture {
     closes: Vec<SegmentId>,
     /// Repairs under way.
     repairs: Vec<(Seat, SegmentId)>,
-    /// Of the last repair.
+    /// The sources of the last repair.
     sources: Vec<MemberId>,
     /// Flushes that wait for an answer, and up to where.
     flushes: BTreeMap<MemberId, Position>,

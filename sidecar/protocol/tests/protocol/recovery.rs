@@ -225,7 +225,7 @@ fn torn_segment_without_records_ends_the_log_before_it() {
     assert_eq!(assembled(std::slice::from_ref(&both)), [(1, 1, 1, 4, "m1".to_owned())]);
     assert_eq!(missing(&[holds("m1", &[empty(2, 1, 6), beyond])]), (1, 5));
     assert_eq!(missing(&[holds("m1", &[blank(2, 1), beyond])]), (2, 9));
-    // Of the first segment of all nothing has landed.
+    // Nothing of the very first segment has landed.
     assert_eq!(assembled(&[holds("m1", &[blank(1, 1), copy(2, 1, Open, 6, 9)])]), []);
 }
 
@@ -235,7 +235,7 @@ fn several_consecutive_segments_may_be_unwritten() {
     let closed = copy(1, 1, Closed, 1, 5);
     let m1 = holds("m1", &[closed, blank(2, 1), blank(3, 1), beyond]);
     assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 5, "m1".to_owned())]);
-    // Of the first of them the header has.
+    // Of the first of them, only the header has landed.
     let m1 = holds("m1", &[copy(1, 1, Open, 1, 4), empty(2, 1, 6), blank(3, 1), beyond]);
     assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 4, "m1".to_owned())]);
     let all = holds("m1", &[blank(1, 1), blank(2, 1), blank(3, 1), beyond]);

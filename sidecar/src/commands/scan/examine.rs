@@ -75,7 +75,7 @@ pub enum InvalidFile {
         magic = SEGMENT_MAGIC.escape_ascii()
     )]
     Magic(String),
-    /// Of another version.
+    /// The segment is of another version.
     #[error(
         "a segment of format version {found}: this program supports version {known}",
         known = char::from(SEGMENT_MAGIC[MAGIC_SIZE])

@@ -244,7 +244,7 @@ pub(crate) fn a_restart_ends_shares(fabric: &Fabric) {
     fill(&mut world, 1, 0, &pattern(1));
     fill(&mut world, 1, 1, &pattern(1));
     world.receiver.revoke_below(Writer(2)).unwrap();
-    // Of memory that no writer has had since it was frozen, and of memory that is lent.
+    // Shares of memory that no writer has had since it was frozen, and of memory that is lent.
     fill(&mut world, 2, 1, &pattern(1));
     let grants = [world.read_grant(0), world.read_grant(1)];
     let shared = [world.share(0), world.share(1)];
@@ -304,7 +304,7 @@ pub(crate) fn frozen_readers_delay_nobody(fabric: &Fabric) {
             assert!(landed == &pattern(0)[read as usize * 100..read as usize * 100 + SIZE as usize]);
         }
     }
-    // Those of the other half were not dismissed, and they are all there is room for besides.
+    // The readers of the other half were not dismissed, and they take all the room that is left.
     promptly(|| drop(world.receiver));
 }
 
