@@ -51,7 +51,7 @@ pub(crate) struct Ours {
     pub(crate) name: String,
     pub(crate) group: Group,
     shape: Shape,
-    /// Of a group behind an uplink; its processes read them now and then.
+    /// The certificates of a group behind an uplink; its processes reread them now and then.
     certificates: Option<TempDir>,
 }
 

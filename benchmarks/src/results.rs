@@ -100,9 +100,9 @@ pub(crate) enum Metric {
     BackupsUser,
     BackupsKernel,
     BackupPerByte,
-    /// Of all backups, user and kernel.
+    /// CPU time of all backups, user and kernel.
     BackupsCpu,
-    /// Of the sidecar and all backups.
+    /// CPU time of the sidecar and all backups.
     Cpu,
     /// The same, as processors in use.
     Processors,
@@ -116,7 +116,7 @@ pub(crate) enum Metric {
     PerByte,
     /// Mebibytes of log per second that a newcomer gets.
     CopyRate,
-    /// Of the primary's sidecar, for each byte of the log.
+    /// CPU time of the primary's sidecar, for each byte of the log.
     SidecarPerByte,
     Joined,
     JoinedAfterCopy,

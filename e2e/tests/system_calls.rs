@@ -24,7 +24,7 @@ const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/system_calls.t
 /// Writes the figures instead of comparing them.
 const ACCEPT: &str = "TAILWIND_ACCEPT";
 const APPENDS: usize = 400;
-/// Of these, the first ones do not count.
+/// How many of these are not counted, at the start.
 const WARM_UP: usize = 50;
 /// No other frame to the sidecar has the size of one with such a payload.
 const PAYLOAD: usize = 1234;
@@ -65,7 +65,7 @@ impl Kind {
 /// A system call that has returned.
 #[derive(Clone, Debug, PartialEq)]
 struct Call {
-    /// Of the thread.
+    /// The number of the thread.
     id: u32,
     /// Seconds.
     at: f64,

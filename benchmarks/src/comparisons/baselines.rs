@@ -54,11 +54,11 @@ pub(super) fn over_shared_memory(quick: bool) -> impl Iterator<Item = (&'static 
 
 /// Key and value.
 const SIZE: usize = 30 + VALUE_SIZE;
-/// Of a backup: with so many groups at a time, no more than a closed loop needs.
+/// Buffers of a backup: with so many groups at a time, no more than a closed loop needs.
 const BUFFERS: usize = 8;
 const CLIENTS: &[usize] = &[1, 2, 4, 8, 16, 30];
 const CLIENTS_QUICK: &[usize] = &[1, 30];
-/// Of the store.
+/// Numbers of clients of the store.
 const STORE_CLIENTS: &[usize] = &[1, 8, 30];
 const STORE_CLIENTS_QUICK: &[usize] = &[30];
 /// Group of cases, for plots and tables.

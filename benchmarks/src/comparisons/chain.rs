@@ -21,7 +21,7 @@ pub(crate) const ABOUT: &str = "Star or chain. Tailwind's primary writes to each
     One client; pipelined are 2048 records of 128 B or 16 of 1 MiB. CPU counts until the processes have come to rest.";
 
 const COPIES: usize = 3;
-/// Of a backup: segments of 1 MiB records fill quickly.
+/// Buffers of a backup: segments of 1 MiB records fill quickly.
 const BUFFERS: usize = 32;
 const RATE: &str = "1gbit";
 

@@ -25,7 +25,7 @@ pub(crate) const ABOUT: &str = "One record of 128 B at a time, 3 backups, beside
 const THERE: usize = 144;
 const BACK: usize = 24;
 const PAYLOAD: usize = 128;
-/// Of a backup: one record at a time fills few.
+/// Buffers of a backup: one record at a time fills few.
 const BUFFERS: usize = 8;
 pub(crate) const CASE: &str = "one at a time, 128 B";
 /// A client that never sleeps.

@@ -35,7 +35,7 @@ const COPIES: usize = 3;
 const ALONE: usize = 128;
 const PIPELINED: Appends = Appends { clients: 1, depth: 2048, size: 100 };
 const CLIENTS: usize = 64;
-/// Of the log at a failover: what recovery scans, without the time that it takes to write it.
+/// Length of the log at a failover: what recovery scans, without the time that it takes to write it.
 const LOG: Length = Length::Records(100_000);
 
 const SLEEPS: Load = Load::OneAppend { polls: false };

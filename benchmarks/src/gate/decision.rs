@@ -35,7 +35,7 @@ pub(crate) enum Verdict {
 }
 
 impl Judged {
-    /// Of the factor of each pair; `None` of none.
+    /// The estimate from the factor of each pair; `None` without any.
     pub(crate) fn of(factors: impl IntoIterator<Item = f64>) -> Option<Judged> {
         let logarithms: Vec<f64> = factors.into_iter().filter(|factor| *factor > 0.0).map(f64::ln).collect();
         let means = means_of_pairs(&logarithms);

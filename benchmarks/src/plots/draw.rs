@@ -7,7 +7,7 @@ use crate::statistics::Summary;
 
 const WIDTH: f64 = 880.0;
 const HEIGHT: f64 = 440.0;
-/// Of the area of the lines.
+/// Edges of the area of the lines.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = WIDTH - 230.0;
 const TOP: f64 = 64.0;

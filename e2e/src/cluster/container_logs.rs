@@ -86,7 +86,7 @@ impl ContainerLogs {
                     format!("{name}/{container}/{starts}"),
                     self.kubectl_logs(cluster, &[name, "-c", container]),
                 );
-                // Of the lives before this one the last is all that Kubernetes remembers.
+                // Of a container's earlier lives, Kubernetes remembers only the last.
                 if let Some(before) = starts.checked_sub(1) {
                     let lines = self.kubectl_logs(cluster, &[name, "-c", container, "--previous"]);
                     all.insert(format!("{name}/{container}/{before}"), lines);

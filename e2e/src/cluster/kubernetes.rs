@@ -32,7 +32,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A cluster that runs.
 pub struct Cluster {
-    /// Of the cluster that is this machine's own.
+    /// The folder of the machine's own cluster.
     folder: Option<PathBuf>,
     kubeconfig: PathBuf,
     runtime: Runtime,

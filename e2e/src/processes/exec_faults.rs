@@ -171,8 +171,8 @@ impl Fault {
     }
 }
 
-/// Of a group for such tests: what is frozen is replaced, and nobody is only because the machine is busy. Dead processes are
-/// noticed at once all the same.
+/// Setup of a group for such tests: a frozen process is replaced, but not one that is slow only because the machine is busy.
+/// Dead processes are still noticed at once.
 pub fn setup(test: &TestContext, fabric: &str, segment_size: &str) -> Result<Setup> {
     let mut setup = test.setup_with_default_timeouts(fabric)?;
     setup.segment_size = segment_size.to_owned();

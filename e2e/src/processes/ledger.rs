@@ -23,13 +23,13 @@ pub enum Write {
     Set(usize),
 }
 
-/// Of all increments of a counter that were sent: those that were answered, and those whose outcome nobody has told. Between
-/// them are those on their way.
+/// Increments of a counter: those that were answered, and those with an unknown outcome. The others that were sent are on their
+/// way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
     answered: u64,
     open: u64,
-    /// Of the open ones, so many were carried out at least: answers have shown it.
+    /// How many of the open ones were carried out at least: answers have shown it.
     carried_out: u64,
 }
 
@@ -40,7 +40,7 @@ impl Counter {
     }
 }
 
-/// What became of a key's only write.
+/// The outcome of a key's only write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
     Sent,
@@ -69,7 +69,7 @@ pub struct Difference {
     pub repeated: u64,
     /// Writes that nobody has answered.
     pub open: u64,
-    /// Those of them that were carried out all the same.
+    /// The open writes that were carried out all the same.
     pub carried_out: u64,
 }
 

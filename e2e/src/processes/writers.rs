@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// So many writes, or as many as are left for now.
+    /// Takes so many writes, or as many as are left for now.
     fn take(&self, wanted: u64) -> u64 {
         let allowed = self.allowed.load(Ordering::Acquire);
         let left = |taken| allowed.saturating_sub(taken).min(wanted);

@@ -22,7 +22,8 @@ const COPIES: u8 = 2;
 /// Warnings of a `tailwind-exec` that loses the role or its sidecar.
 const EXEC: [&str; 3] = ["the program must not continue", "waits for the sidecar", "the role is lost again"];
 
-/// Those of a sidecar whose pod is gone, and of the next one: a StatefulSet gives it the name of the pod that is still primary.
+/// Log lines of a sidecar whose pod is gone, and of the next one: a StatefulSet gives it the name of the pod that is still
+/// primary.
 const NAMESAKE: [&str; 2] = ["Unauthorized", "the primary has this sidecar's name"];
 
 /// What happens to the primary.

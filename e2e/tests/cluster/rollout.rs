@@ -139,7 +139,7 @@ fn a_group_has_one_operator() {
     group.wait_for("another member", |group| !group["status"]["log"].to_string().contains(&member)).unwrap();
     assert_eq!(owner(&group.wait_until_whole(2).unwrap()), first);
 
-    // Of another class, it gets the group when the group gets that class, and gives it back.
+    // An operator of another class gets the group when the group gets that class, and gives it back.
     other("upgrade", "blue");
     group.change(&json!({"spec": {"operatorClass": "blue"}})).unwrap();
     group.wait_for("the operator of the class", |group| owner(group) == OTHER_OPERATOR).unwrap();

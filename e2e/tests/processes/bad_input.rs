@@ -151,7 +151,7 @@ fn malformed_frames_are_rejected_and_slow_ones_accepted() {
     for _ in 0..rounds(20) {
         let garbage: Vec<u8> = (0..16 + test.random.below(500)).map(|_| test.random.next() as u8).collect();
         let mut raw = RawClient::connect(&group);
-        // Of a small length, so that it is not just waited for.
+        // A frame of a small length, so that the sidecar does not just wait for its rest.
         raw.send(&[&16_u32.to_le_bytes()[..], &garbage].concat());
         raw.receive_fatal(ErrorCode::BadFrame);
         let (mut raw, ..) = RawClient::welcomed(&group);
@@ -314,7 +314,7 @@ fn log_lines_name_their_group_and_process() {
             assert!(matches!(clients[0].receive(), RawResponse::Ack(_)));
         }
         clients.iter_mut().for_each(|raw| raw.send(&whole[..100]));
-        // Of control, of the thread that appends, and of the one that flushes.
+        // Log lines of control, of the thread that appends, and of the one that flushes.
         for (process, words) in [("sidecar0", "control::lead"), ("sidecar0", HALF_SENT), ("backup0", "backup::flusher")]
         {
             group.wait(words, |group| group.log(process).contains(words)).unwrap();

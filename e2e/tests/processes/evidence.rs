@@ -245,7 +245,7 @@ fn missing_buffers_are_detected(fabric: &str) {
     lose_buffers(fabric, remove_buffers);
 }
 
-/// Of the open segment's buffer the disk has a part: not all that was acknowledged.
+/// The disk has a part of the open segment's buffer: not everything that was acknowledged.
 fn missing_buffer_is_detected_after_a_sync(fabric: &str) {
     let mut fixture = Fixture::start(fabric, 2, "memory");
     let synced = fixture.synced_part(0);

@@ -98,7 +98,7 @@ fn follower_at_the_successor_gets_its_turn_and_appends(fabric: &str) {
     group.check_logs(&OUTAGE).unwrap();
 }
 
-/// Of two standbys one wins; the followers at both have everything, and the one at the other continues with the new primary's
+/// One of two standbys wins; the followers at both have everything, and the one at the other continues with the new primary's
 /// records.
 fn followers_elsewhere_go_on_after_a_failover(fabric: &str) {
     let test = TestContext::start();

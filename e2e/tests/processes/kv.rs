@@ -154,7 +154,7 @@ fn standby_answers_reads_and_names_the_primary_for_writes() {
     let followed = || (servers.connect(standby).ok()?.ask(&["GET", "a"]).ok()? == RespValue::text("1")).then_some(());
     servers.wait("the standby to have the value", followed).unwrap();
     assert_eq!(refusing.ask(&["DBSIZE"]).unwrap(), RespValue::Integer(1));
-    // Of a pipeline only the writes are refused.
+    // Only the writes of a pipeline are refused.
     for command in [&["GET", "a"][..], &["DEL", "a"], &["EXISTS", "a"]] {
         refusing.send(command).unwrap();
     }

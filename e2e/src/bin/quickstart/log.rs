@@ -13,7 +13,7 @@ use crate::show::{Show, progress_bar, quantiles, row};
 
 /// Records in flight: enough to keep the pipe full, few enough for latencies to mean something.
 const WINDOW: u64 = 2048;
-/// Of so many records one is appended alone, for the latency that a waiting app sees.
+/// One record in so many is appended alone, for the latency that a waiting app sees.
 const ONE_BY_ONE_IN: u64 = 50;
 
 struct Lines {

@@ -22,11 +22,11 @@ use crate::show::{Show, progress_bar, quantiles, row};
 /// Clients that write at once, and the writes that each has in flight.
 const CLIENTS: usize = 50;
 const DEPTH: u64 = 20;
-/// Of so many writes one is made alone, for the latency that a waiting client sees.
+/// One write in so many is made alone, for the latency that a waiting client sees.
 const ALONE_IN: u64 = 100;
 /// Turns in which Redis with and without the log make these, so that both find the machine equally busy.
 const TURNS: u64 = 20;
-/// So much of the primary's files a standby has before something is killed: it is only as far behind as what is on its way.
+/// The part of the primary's files that a standby must have before something is killed: it lacks only what is on its way.
 const CAUGHT_UP_PERCENT: u64 = 95;
 /// How long a process may be silent until it counts as dead, if not said otherwise: a Redis that loads its file takes a core of
 /// its own. The end of a process is noticed at once all the same.
