@@ -29,7 +29,7 @@ pub(crate) struct Context {
     pub(crate) rollouts: Arc<Rollouts>,
     /// What watches have brought.
     pub(crate) cache: Cache,
-    /// What earlier looks have left.
+    /// What earlier looks at each group have left.
     pub(crate) memories: Memories,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,

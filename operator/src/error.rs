@@ -20,7 +20,7 @@ pub(crate) enum Cause {
     /// No certificate could be made.
     #[error(transparent)]
     Certificate(rcgen::Error),
-    /// Those that were to hold what a pod holds do not prove it any more.
+    /// The backups that were to hold what a pod holds no longer prove it.
     #[error("{0}: looking again")]
     NotHeld(String),
     /// The log is not any more as it was when this was decided.

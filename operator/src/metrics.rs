@@ -172,7 +172,7 @@ impl Metrics {
         self.injections.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// How a group is.
+    /// Takes in the state of a group.
     pub fn saw(
         &self,
         namespace: &str,

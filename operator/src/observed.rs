@@ -170,9 +170,9 @@ pub struct Certificates {
 /// A CA: the certificate that signs, and the one before it while some still trust only that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// What signs.
+    /// The CA that signs now.
     pub current: CertificateFacts,
-    /// What has signed before.
+    /// The CA that signed before.
     pub previous: Option<CertificateFacts>,
 }
 

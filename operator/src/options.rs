@@ -82,7 +82,7 @@ const DRAIN_TAINTS: [&str; 10] = [
     "node.cloudprovider.kubernetes.io/shutdown",
 ];
 
-/// What concerns every group.
+/// Settings that concern every group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Image of sidecars and backups, where a group pins no other.

@@ -47,7 +47,7 @@ impl Rollouts {
         if allowed {
             groups.insert(key.clone(), Rollout::Begins);
         } else if before.is_none() {
-            // As long as it was not known it has kept others waiting.
+            // As long as its state was unknown, the group kept others waiting.
             self.wake_next(&mut groups, all);
         }
         allowed

@@ -153,7 +153,7 @@ fn data<'a>(secret: &'a Secret, key: &str) -> Option<&'a [u8]> {
     data.get(key).map(|bytes| bytes.0.as_slice())
 }
 
-/// As the API has bytes: base64.
+/// Bytes as the API represents them: base64.
 fn encode(text: &str) -> Value {
     json!(ByteString(text.as_bytes().to_vec()))
 }

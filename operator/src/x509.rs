@@ -35,7 +35,7 @@ impl Certificate {
         rest.is_empty().then_some(Certificate { der: der.clone(), facts, public_key })
     }
 
-    /// What is to be known of it.
+    /// The facts about it that the planner uses.
     pub(crate) fn facts(&self) -> &CertificateFacts {
         &self.facts
     }

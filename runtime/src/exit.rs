@@ -46,7 +46,7 @@ impl From<Exit> for ExitCode {
 pub struct UsageError(String);
 
 impl UsageError {
-    /// With this message.
+    /// A usage error with this message.
     pub fn new(message: impl Into<String>) -> UsageError {
         UsageError(message.into())
     }

@@ -71,7 +71,7 @@ impl Snapshot {
         }
     }
 
-    /// As text.
+    /// The metrics as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.

@@ -48,7 +48,7 @@ impl MemberClaim {
         self.has_files() && self.created.is_none_or(|claimed| claimed + MADE_TOGETHER < created)
     }
 
-    /// What is on it outlives a pod.
+    /// True if its content outlives a pod.
     pub(crate) fn has_files(&self) -> bool {
         self.bound && !self.ending
     }

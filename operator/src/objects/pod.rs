@@ -75,7 +75,7 @@ pub fn template_hash(group: &ReplicaGroup, settings: &Settings) -> String {
     sha256(template(group, settings).to_string().as_bytes())
 }
 
-/// What of a spec can never change while a log lives in the pods.
+/// The part of a spec that can never change while a log lives in the pods.
 pub fn shape(spec: &ReplicaGroupSpec) -> String {
     format!("{:?} {:?} {}", spec.durability, spec.transport(), spec.segment_size.bytes())
 }

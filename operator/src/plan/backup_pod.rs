@@ -80,11 +80,11 @@ pub(crate) struct BackupPod {
     never_started: bool,
     /// Its flush volume is its member's claim.
     pub(crate) uses_claim: bool,
-    /// That claim, which outlives the pod.
+    /// The pod's claim, which outlives the pod.
     pub(crate) claim: Option<MemberClaim>,
 }
 
-/// How a pod is.
+/// The health of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
     /// Works, or starts.

@@ -86,7 +86,7 @@ struct Planner<'a> {
     state: &'a GroupState<'a>,
     observed: &'a Observed,
     backups: &'a [BackupPod],
-    /// Those that work and are not removed in this round.
+    /// The backups that work and are not removed in this round.
     alive: Vec<&'a BackupPod>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
@@ -146,12 +146,12 @@ impl<'a> Planner<'a> {
         self.alive.iter().filter(|backup| self.is_holder(backup)).count()
     }
 
-    /// Those beside this one.
+    /// How many other backups hold the log.
     fn other_holders(&self, backup: &BackupPod) -> usize {
         self.holders() - usize::from(self.is_holder(backup))
     }
 
-    /// Those that prove that they hold the log, beside this one.
+    /// How many backups prove that they hold the log, without this one.
     fn proved(&self, beside: Option<&BackupPod>) -> usize {
         let others = self.alive.iter().filter(|other| beside.is_none_or(|beside| other.name != beside.name));
         others.filter(|other| self.is_holder(other) && proves(self.observed, other)).count()
@@ -278,7 +278,7 @@ impl<'a> Planner<'a> {
         Replacement::NoNode { pod, node, why, advice, survey: self.plan.survey.clone() }
     }
 
-    /// For a member without which too few copies would be left.
+    /// The advice for a member without which too few copies would be left.
     fn advice(&self) -> Advice {
         if self.floor > 1 { Advice::OrLowerMinInSync } else { Advice::AddNode }
     }

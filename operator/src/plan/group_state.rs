@@ -46,14 +46,14 @@ impl<'a> GroupState<'a> {
         GroupState { observed, backups, orphans, primary, leading, updating }
     }
 
-    /// As it would be if the group were being updated.
+    /// The state as it would be if the group were being updated.
     pub(crate) fn if_updating(&self) -> GroupState<'a> {
         let mut state = self.clone();
         state.backups.iter_mut().for_each(BackupPod::update);
         state
     }
 
-    /// As it would be if it were not.
+    /// The state as it would be if the group were not being updated.
     pub(crate) fn if_not_updating(&self) -> GroupState<'a> {
         let mut state = self.clone();
         state.updating = false;

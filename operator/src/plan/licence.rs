@@ -109,7 +109,7 @@ pub(crate) enum NotWhole {
 }
 
 impl Licence {
-    /// Those whose reports it rests on.
+    /// The backups whose reports it rests on.
     pub fn holders(&self) -> &[String] {
         match &self.0 {
             Evidence::HeldBy(names) => &names.0,

@@ -16,7 +16,7 @@ use crate::plan::{Action, plan};
 /// Three members hold the log, and one is to leave on the reports of the others.
 struct Leaving {
     shop: Shop,
-    /// From when all was well.
+    /// Observed when all was well.
     observed: Observed,
     leaver: String,
     holders: [String; 2],

@@ -82,7 +82,7 @@ fn injected(server: &str, restart_policy: &str) -> Value {
     inject(&pod, &group, SidecarKind::App, &Settings::default(), server)
 }
 
-/// Those that are given the socket.
+/// The containers that are given the socket.
 fn users(pod: &Value) -> Vec<String> {
     let lists = ["initContainers", "containers"].into_iter().flat_map(|list| pod["spec"][list].as_array());
     let mounts = |container: &&Value| container["volumeMounts"].to_string().contains("tailwind-socket");

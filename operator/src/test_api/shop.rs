@@ -103,7 +103,7 @@ impl Shop {
         self.running.lock().unwrap().insert(pod.to_owned(), backup);
     }
 
-    /// What runs in this pod ends.
+    /// Ends the backup that runs in this pod.
     pub(super) async fn stop(&self, pod: &str) {
         let backup = self.running.lock().unwrap().remove(pod);
         backup.unwrap().stop().await;

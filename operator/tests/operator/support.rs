@@ -63,7 +63,7 @@ pub(crate) struct Example {
     /// There are no objects yet; an earlier reconcile has made them if not given.
     #[serde(default)]
     bare: bool,
-    /// That reconcile has also written the status that is due now.
+    /// The reconcile has also written the status that is due now.
     #[serde(default)]
     settled: bool,
     /// Claims of members.
@@ -351,7 +351,7 @@ fn ip(name: &str) -> String {
     format!("10.0.{}.{}", sum / 200 % 200 + 1, sum % 200 + 1)
 }
 
-/// As the operator makes it, and as the API server has it then.
+/// The claim as the operator makes it, and as the API server then stores it.
 fn claim_of(given: &Claim, observed: &Observed) -> Owned {
     let mut claim = claim(&observed.group, observed.server, &full(&given.of)).expect("spec.flushVolume.claim");
     let metadata = &mut claim.object.metadata;
@@ -450,7 +450,7 @@ impl Example {
             _ => report.clone(),
         };
         match self.reports.get(&backup.name) {
-            // Only what is ready is asked, and members.
+            // Only ready backups and members are asked.
             None if backup.is != Is::Ready
                 && !self.log.as_ref().is_some_and(|log| log.members.contains(&backup.name)) =>
             {
