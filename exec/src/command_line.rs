@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::supervisor::OnLoss;
 
-/// By default.
+/// The default of `--files-max`.
 const FILES_MAX: usize = 20_000;
 /// Barriers come six times as often: below 60 ms a busy host would lose leases for nothing. Up to an hour.
 const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;

@@ -23,7 +23,7 @@ pub enum Compared {
     Shorter(u64),
 }
 
-/// What differs.
+/// A part of a file that differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Changed<'a> {
     /// Bytes that were read.

@@ -118,7 +118,7 @@ struct Report {
     obstacles: Vec<String>,
 }
 
-/// What follows from it.
+/// The conclusion of the dry run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Fits,

@@ -67,7 +67,7 @@ pub enum Operation<'a> {
         file: Number,
         /// The offset of the first one.
         offset: u64,
-        /// How many.
+        /// How many bytes.
         length: u64,
     },
     /// Cuts a file, or lets it grow by zeros.
@@ -77,7 +77,7 @@ pub enum Operation<'a> {
         /// In bytes.
         length: u64,
     },
-    /// From its only name into the stage.
+    /// Moves a file from its only name into the stage.
     Detach {
         /// Where it is.
         from: (Number, Name),
@@ -93,14 +93,14 @@ pub enum Operation<'a> {
     Attach {
         /// What.
         number: Number,
-        /// Where to.
+        /// The directory and the name to move to.
         to: (Number, Name),
     },
     /// Gives another name to what has one.
     Link {
         /// Where it is.
         from: (Number, Name),
-        /// Where as well.
+        /// The further directory and name that it gets.
         to: (Number, Name),
     },
     /// Removes from the stage what has no name any more.

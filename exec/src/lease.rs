@@ -169,7 +169,7 @@ pub struct Barriers {
 }
 
 impl Barriers {
-    /// For the epoch of a turn.
+    /// Barriers for the epoch of a turn.
     pub fn new(socket: PathBuf, epoch: Epoch, timeout: Duration) -> Barriers {
         Barriers { socket, epoch, timeout, client: None }
     }

@@ -95,9 +95,9 @@ pub fn run(options: &Options) -> Result<i32> {
 
 /// How a turn ended.
 enum Led {
-    /// With the program, or on request.
+    /// The program has ended, or was asked to end.
     Ended(i32),
-    /// With the role.
+    /// The role was lost.
     Lost(Signals),
 }
 
@@ -120,7 +120,7 @@ struct Turn {
     at: Duration,
 }
 
-/// What a follow came to.
+/// How a follow ended.
 enum Followed {
     Turn(Turn),
     /// The records that were folded are not those of the log, or no longer all that it begins with.

@@ -78,7 +78,7 @@ impl Signals {
         self.flags.iter().any(|(_, flag)| flag.load(Ordering::Acquire))
     }
 
-    /// Those that have come since the last call.
+    /// The signals that have come since the last call.
     pub fn take(&self) -> Vec<Signal> {
         let mut bytes = [0; 64];
         while matches!(io::Read::read(&mut &self.wake, &mut bytes), Ok(count) if count == bytes.len()) {}

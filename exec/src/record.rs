@@ -207,7 +207,7 @@ pub enum Record<'a> {
         file: Number,
         /// The offset of the first one.
         offset: u64,
-        /// How many.
+        /// How many bytes.
         length: u64,
     },
     /// A file is cut or grows by zeros.

@@ -375,7 +375,7 @@ impl Volume {
         let path = |of: &str, descriptor: i32| std::fs::read_link(format!("/proc/{of}/fd/{descriptor}")).ok();
         let root = self.directories.get(&Number::ROOT).and_then(|root| path("self", root.as_raw_fd()));
         let found = path(&thread.to_string(), descriptor.0);
-        // What cannot be told is looked for.
+        // If a path is unknown, it counts as in the volume.
         root.zip(found).is_none_or(|(root, found)| found.starts_with(root))
     }
 

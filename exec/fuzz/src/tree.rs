@@ -12,7 +12,7 @@ type At = (Number, Name);
 pub(crate) struct Tree {
     nodes: BTreeMap<Number, (Kind, u64)>,
     entries: BTreeMap<At, Number>,
-    /// What has no name.
+    /// Files without a name.
     stage: BTreeSet<Number>,
     said: Said,
 }

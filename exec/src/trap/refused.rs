@@ -46,7 +46,7 @@ impl Refused {
     }
 }
 
-/// How often each.
+/// How often each call was refused.
 #[derive(Default, Debug)]
 pub(super) struct Counts(Mutex<BTreeMap<Refused, u64>>);
 

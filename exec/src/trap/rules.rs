@@ -42,7 +42,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// As in the manual.
+    /// The name of the call, as in the manual.
     pub fn name(&self) -> &'static str {
         &self.constant["SYS_".len()..]
     }

@@ -38,7 +38,7 @@ impl Volume {
         let files = self.image.nodes().filter(|(_, node)| node.kind == Kind::File && node.length > 0);
         let files: VecDeque<Number> = files.map(|(number, _)| number).collect();
         if files.iter().any(|number| !self.files.contains_key(number)) {
-            // Without a name, and kept in the log until the next turn.
+            // A file without a name, which is kept in the log until the next turn.
             return Ok(false);
         }
         for file in self.files.values_mut() {

@@ -132,7 +132,7 @@ impl Tree {
         !self.floating.is_empty()
     }
 
-    /// What left has left for good.
+    /// The files that have left the tree for good.
     pub(crate) fn take_floating(&mut self) -> Vec<Number> {
         let known = |(_, entry)| if let Entry::Known(number) = entry { Some(number) } else { None };
         self.floating.drain(..).filter_map(known).collect()

@@ -34,7 +34,7 @@ struct State {
     barriers_held: bool,
     barriers: u64,
     turn: Option<Instant>,
-    /// Where news of the role go to.
+    /// The connections that are told of changes of the role.
     connections: Vec<UnixStream>,
 }
 
