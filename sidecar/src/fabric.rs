@@ -178,7 +178,7 @@ impl DataOptions {
     }
 }
 
-/// What an option has come to.
+/// The fabric that an option has selected.
 enum SelectedFabric {
     Verbs(SelectedPort),
     Shm,

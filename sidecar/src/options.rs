@@ -66,7 +66,7 @@ impl FromStr for AllowedUid {
 }
 
 impl AllowedUid {
-    /// What a list of them comes to.
+    /// The users that a list of these allows.
     pub fn all(listed: &[AllowedUid]) -> Allowed {
         let uid = |allowed: &AllowedUid| match allowed {
             AllowedUid::Uid(uid) => Some(*uid),

@@ -25,15 +25,15 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Joined {
     /// Its config store.
     pub store: Store,
-    /// What of it never changes.
+    /// The part of it that never changes.
     pub shape: Shape,
-    /// What of it may change.
+    /// The part of it that may change.
     pub desired: watch::Receiver<DesiredState>,
     /// Keeps both up to date, and ends only by a panic: its owner ends the process then.
     pub watch_task: tokio::task::JoinHandle<()>,
 }
 
-/// What of a group never changes.
+/// The part of a group that never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// What an ack promises.

@@ -22,7 +22,7 @@ pub struct QuarantineName {
     pub segment: SegmentId,
     /// The epoch that opened it.
     pub epoch: Epoch,
-    /// That opening.
+    /// The generation of that opening.
     pub generation: Generation,
     /// Whether it was a closed segment's file.
     pub sealed: Sealed,

@@ -267,7 +267,7 @@ fn begin(
 /// Slots in use.
 struct Slots {
     here: Vec<(Slot, SlotRow)>,
-    /// Those whose memory is gone.
+    /// Slots whose memory is gone.
     missing: Vec<(Slot, SlotRow)>,
     unreadable: Vec<Slot>,
 }

@@ -28,13 +28,13 @@ use crate::memory::Mapped;
 /// The table's file in the pool's folder.
 pub const TABLE: &str = "slots.table";
 const VERSION: u16 = 3;
-/// From an entry's beginning to its first half.
+/// Distance from an entry's beginning to its first half.
 const HALVES_AT: u64 = 512;
 /// Bytes of a row's half.
 const ROW_SIZE: usize = 512;
 /// Bytes of the owner's: its longest parts are two names.
 const OWNER_SIZE: usize = 1024;
-/// From one entry to the next.
+/// Distance from one entry to the next.
 const ROW_STRIDE: u64 = 2048;
 const ROWS_AT: u64 = 4096;
 const HEAD_SIZE: usize = 8;

@@ -52,7 +52,7 @@ pub enum Error {
     Retry {
         /// The pause.
         after: Duration,
-        /// Why not now.
+        /// Why it is refused now.
         code: ErrorCode,
         /// The sidecar's message.
         message: String,

@@ -17,7 +17,7 @@ use crate::{FolderError, stranger};
 /// As many links on the way as Linux follows (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
 
-/// What is made of a path.
+/// Which parts of a path are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Make {
     /// The last component, with this mode.
@@ -26,7 +26,7 @@ pub enum Make {
     All(u32),
 }
 
-/// What is left of the path.
+/// One step of the rest of the path.
 #[derive(Debug)]
 enum Step {
     Root,

@@ -147,9 +147,9 @@ impl Configuration {
 /// A compare-and-swap: replace the content named `expected` (`None`: no content yet) by `proposed`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Swap {
-    /// What must be there now.
+    /// The stamp of the content that must be there now.
     pub expected: Option<Stamp>,
-    /// What replaces it.
+    /// The content that replaces it.
     pub proposed: Configuration,
 }
 

@@ -53,7 +53,7 @@ pub const NEEDED_MAX: usize = 1 << 12;
 pub struct NeededCopies {
     most: usize,
     copies: Vec<CopyReport>,
-    /// What is lent begins behind it.
+    /// The lent segments begin after it.
     newest_before: Option<CopyReport>,
 }
 
@@ -83,7 +83,7 @@ impl NeededCopies {
         self.copies.len() == self.most
     }
 
-    /// Those that are needed, in the order of their segments.
+    /// The needed copies, in the order of their segments.
     pub fn finish(mut self) -> Vec<CopyReport> {
         if let Some(before) = self.newest_before {
             let at = self.copies.partition_point(|copy| copy.identity.segment < before.identity.segment);

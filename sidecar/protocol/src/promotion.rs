@@ -518,9 +518,9 @@ impl Recovered {
 pub struct Promotion {
     me: PrimaryRef,
     rules: Rules,
-    /// For a new group.
+    /// The log's identity, for a new group.
     new_log: LogId,
-    /// For the next claim.
+    /// The claim to use next.
     next_claim: Claim,
     state: State,
     /// When a swap of unknown outcome is sent again.

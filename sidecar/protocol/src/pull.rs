@@ -54,7 +54,7 @@ pub enum CopyError {
     Failed(String),
 }
 
-/// How that went.
+/// The results of the outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// The result of [`Output::Open`].

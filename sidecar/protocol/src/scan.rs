@@ -75,7 +75,7 @@ impl fmt::Display for StopReason {
 pub struct Stop {
     /// The entry that was not accepted.
     pub at: Offset,
-    /// Why not.
+    /// Why the scan stopped there.
     pub why: StopReason,
 }
 

@@ -51,7 +51,7 @@ pub enum Input {
     Changed(Configuration),
     /// A heartbeat of the primary, on the connection that [`Output::Follow`] opened.
     Heartbeat(Round),
-    /// That connection ended or could not be opened.
+    /// The connection of this round ended or could not be opened.
     Disconnected(Round, String),
     /// Answer to [`Output::AskMembers`], once for each member: it answers at all, or not within a silence period.
     MemberAnswered(Round, MemberId, Result<(), String>),

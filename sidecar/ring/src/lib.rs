@@ -70,7 +70,7 @@ const _: () = Sizes::APPENDS.check();
 pub struct SidecarEnd {
     /// What the app asks.
     pub requests: Consumer,
-    /// What it is answered.
+    /// The answers to it.
     pub answers: Producer,
 }
 
@@ -79,7 +79,7 @@ pub struct SidecarEnd {
 pub struct ClientEnd {
     /// What the app asks.
     pub requests: Producer,
-    /// What it is answered.
+    /// The answers to it.
     pub answers: Consumer,
 }
 

@@ -28,7 +28,7 @@ const EVENTS_MIN: u16 = 4;
 /// A terminal with fewer columns gets the verdict alone.
 const WIDTH_MIN: u16 = 40;
 
-/// How it looks.
+/// The style of the drawing.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// With colours; without them the same is bold or dim.

@@ -26,7 +26,7 @@ pub enum Input {
     Round(Round),
     /// Something happened that no report tells.
     Event(String, Tone),
-    /// How far the job beside is.
+    /// The progress of the job that runs at the same time.
     Progress(Progress),
 }
 

@@ -272,7 +272,7 @@ impl Filling {
         *self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on it writes nothing.
+    /// Ends it: from then on it writes nothing.
     pub(super) fn end(&self) {
         *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
     }

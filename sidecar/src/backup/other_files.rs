@@ -34,7 +34,7 @@ pub(super) async fn watch(folder: PathBuf, actor: Handle) -> Infallible {
         let counting = tokio::task::spawn_blocking(move || bytes(&listed));
         match result(counting.await).await {
             Ok(bytes) => actor.tell(Input::OtherFiles(bytes)),
-            // What was counted last stays.
+            // The last count stays.
             Err(error) => {
                 if repeats.is_due(error.to_string(), began) {
                     warn!(folder = %folder.display(), %error, "failed to list the flush folder");

@@ -315,7 +315,7 @@ impl From<CallError> for Trouble {
 #[derive(Debug, Default)]
 struct Silences(Mutex<BTreeMap<(MemberId, Part), Instant>>);
 
-/// What of a source is silent.
+/// The part of a source that is silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Whole,

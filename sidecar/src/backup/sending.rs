@@ -167,7 +167,7 @@ impl Content {
     }
 }
 
-/// On a thread that may wait for a disk.
+/// Runs the job on a thread that may wait for a disk.
 pub(super) async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
     result(tokio::task::spawn_blocking(job).await).await
 }

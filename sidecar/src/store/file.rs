@@ -125,7 +125,7 @@ impl Drop for Draft {
     }
 }
 
-/// What has become of a draft.
+/// The result of publishing a draft.
 #[derive(Debug, PartialEq, Eq)]
 enum PublishResult {
     /// It is the content, or was.

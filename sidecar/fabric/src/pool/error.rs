@@ -66,7 +66,7 @@ pub enum PoolError {
     Io {
         /// What was being done, in the present tense.
         action: &'static str,
-        /// To which file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// The operating system's answer.
         source: io::Error,

@@ -123,7 +123,7 @@ impl Receiver for TcpReceiver {
 impl Drop for TcpReceiver {
     fn drop(&mut self) {
         // The pool's claim goes after this, with the other fields: nobody is left when the next receiver starts.
-        // That a thread has panicked is no reason to panic here.
+        // Do not panic here because a thread has panicked.
         let _ = self.registry.close();
         self.shares.close();
     }

@@ -15,7 +15,7 @@ use crate::secret::Secret;
 use super::channel::TcpChannel;
 use super::wire::{READY, Side, hello};
 
-/// From the first packet to the receiver's first answer.
+/// Longest time from the first packet to the receiver's first answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes channels to receivers anywhere on the network.

@@ -78,7 +78,7 @@ pub(super) fn may_be_hello(bytes: &[u8]) -> bool {
     Side::ALL.into_iter().any(may_be)
 }
 
-/// What precedes the bytes of a read.
+/// The header before the bytes of a read.
 pub(super) fn answer(sequence: u32, length: u32) -> [u8; ANSWER_SIZE] {
     (u64::from(sequence) | u64::from(length) << 32).to_le_bytes()
 }

@@ -79,7 +79,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// For a send queue that holds `depth` writes.
+    /// Copies for a send queue that holds `depth` writes.
     pub(super) fn new(domain: &Arc<Domain>, depth: usize) -> io::Result<Copies> {
         let map = MmapRaw::from(MmapOptions::new().len(depth * POSTED_BYTES_MAX).populate().map_anon()?);
         // SAFETY: the map goes after the region, and a card only reads what is registered for local use.

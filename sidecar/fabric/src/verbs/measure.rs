@@ -48,7 +48,7 @@ pub struct Measurements {
     /// From the post of the first read to the last byte of a whole slot: the median. Or why the device does not read what it
     /// has written.
     pub read: Result<Duration, FabricError>,
-    /// From the post of an unanswered write to the error.
+    /// Time from the post of an unanswered write to the error.
     pub black_hole: Duration,
     /// Bytes that the device takes with a work request itself.
     pub inline_max: u32,

@@ -52,7 +52,7 @@ impl RetryPolicy {
         self.retries
     }
 
-    /// From the loss of the other side to the error, at the earliest.
+    /// The shortest time from the loss of the other side to the error.
     pub fn shortest(self) -> Duration {
         Duration::from_nanos(UNIT_NS << self.exponent) * u32::from(self.retries + 1)
     }

@@ -47,7 +47,7 @@ pub struct Publication {
     /// Identity and progress, each with its offset.
     lines: [(u32, Line); 2],
     seats: Seats,
-    /// Those that need the identity too.
+    /// Seats whose board needs the identity, too.
     unnamed: u8,
 }
 

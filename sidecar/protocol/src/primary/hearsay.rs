@@ -32,7 +32,7 @@ impl Primary {
         self.hearsay.words.push((seat, epoch));
         let said = |seat| self.hearsay.words.iter().find(|(by, _)| *by == seat).map(|(_, epoch)| *epoch);
         let by_members: Vec<Epoch> = self.seats_in_set().filter_map(said).collect();
-        // What all of them say at least.
+        // The lowest epoch that any of them names.
         let least = by_members.iter().copied().min().filter(|least| *least > self.config.epoch);
         if let Some(least) = least.filter(|_| by_members.len() >= WITNESSES.min(self.config.members.len())) {
             return self.on_superseded(least, out);

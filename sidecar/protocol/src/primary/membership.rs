@@ -493,16 +493,16 @@ pub(super) enum Search {
     },
     /// One backup is being fenced.
     Fencing {
-        /// That backup.
+        /// The spare.
         spare: MemberRef,
-        /// Those to try next, in order.
+        /// The spares to try next, in order.
         others: VecDeque<MemberRef>,
     },
     /// One backup says that it has promised a later epoch, and the config store is being read.
     Comparing {
-        /// That backup.
+        /// The spare.
         spare: MemberRef,
-        /// Those to try next, in order.
+        /// The spares to try next, in order.
         others: VecDeque<MemberRef>,
     },
 }

@@ -148,7 +148,7 @@ impl Member {
         self.loss.is_some()
     }
 
-    /// For one post that is no line of its board.
+    /// True if there is room for one post that is no line of its board.
     pub(super) fn has_room(&self) -> bool {
         self.in_flight.len() + LINES_MAX < INFLIGHT_MAX
     }

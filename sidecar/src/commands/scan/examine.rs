@@ -122,7 +122,7 @@ pub struct SegmentReport<'a> {
     pub appends: u64,
     /// Bytes of the accepted records' payloads.
     pub payload_size: u64,
-    /// What lies behind the valid log.
+    /// The bytes after the valid log.
     pub tail: Option<UnverifiedTail>,
     /// What the file says of itself.
     pub footer: Option<Footer>,
@@ -131,7 +131,7 @@ pub struct SegmentReport<'a> {
 /// Non-zero bytes that the scan did not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnverifiedTail {
-    /// How many.
+    /// How many bytes.
     pub bytes: u64,
     /// Where the first one is.
     pub first: usize,
@@ -139,7 +139,7 @@ pub struct UnverifiedTail {
     pub last: usize,
 }
 
-/// What to think of a file.
+/// The verdict on a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// A closed segment, every byte of it vouched for.
@@ -305,7 +305,7 @@ impl<'a> SegmentReport<'a> {
         }
     }
 
-    /// What to think of it.
+    /// The verdict on it.
     pub fn sound(&self) -> State {
         let damaged = |why: &str| State::Damaged(why.to_owned());
         match (self.kind, self.footer) {

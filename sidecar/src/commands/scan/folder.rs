@@ -39,7 +39,7 @@ struct Summary {
     payload_size: u64,
 }
 
-/// What to think of a folder.
+/// The verdict on a folder.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FolderReport {
     /// Facts, one for each line.
