@@ -108,7 +108,7 @@ fn sample(line: &str, metrics: &[Metric]) -> Result<Sample> {
     })
 }
 
-/// As many digits as a measurement is worth: five that matter.
+/// The digits that a measurement is worth: five significant ones.
 pub(crate) fn digits(value: f64) -> String {
     let decimals = if value == 0.0 { 0 } else { (4 - value.abs().log10().floor() as i32).clamp(0, 12) as usize };
     let text = format!("{value:.decimals$}");

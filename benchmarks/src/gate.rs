@@ -138,7 +138,7 @@ impl Gate {
         (rows.iter().filter(|row| row.judged.verdict == Verdict::Unclear).count(), rows.len())
     }
 
-    /// What it says, all in all.
+    /// The overall answer.
     pub(crate) fn answer(&self) -> Answer {
         let (unclear, all) = self.unclear();
         match self {

@@ -107,7 +107,7 @@ impl Ours {
         Ok(Ours { name: name.to_owned(), group, shape: shape.clone(), certificates })
     }
 
-    /// How it stands in the report.
+    /// Its entry in the report.
     pub(crate) fn contestant(&self) -> Contestant {
         let program = self.group.setup().program.clone();
         let version = std::process::Command::new(&program).arg("--version").output();

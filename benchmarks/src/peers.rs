@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A running peer. Ends when dropped.
 pub(crate) trait Peer {
-    /// How it stands in the report.
+    /// Its entry in the report.
     fn contestant(&self) -> Contestant;
     /// A connection to the process that takes writes.
     fn connection(&self) -> Result<Box<dyn Connection>>;

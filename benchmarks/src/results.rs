@@ -47,7 +47,7 @@ pub(crate) struct Comparison {
     pub(crate) contestants: Vec<Contestant>,
     /// What could not take part, and why.
     pub(crate) absent: Vec<Absent>,
-    /// In a file of their own.
+    /// Kept in a file of their own.
     #[serde(skip)]
     pub(crate) samples: Vec<Sample>,
 }

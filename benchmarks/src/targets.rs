@@ -291,7 +291,7 @@ pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
 }
 
 impl Figure {
-    /// By round.
+    /// The figure of each round.
     fn find(&self, results: &Results) -> Option<BTreeMap<u32, f64>> {
         let figures = |(comparison, contestant, case, metric): &Place| {
             Some(results.comparison(comparison)?.figures(contestant, case, *metric))

@@ -164,7 +164,7 @@ fn count(test: &TestContext, fabric: &str) -> BTreeMap<(&'static str, Kind), usi
     (setup.backups, setup.copies, setup.sidecars) = (BACKUPS, BACKUPS, 1);
     setup.segment_size = "8MiB".into();
     setup.buffers = 4;
-    // What comes by the clock is rare.
+    // Periodic messages are made rare.
     setup.backup_options.push(("--heartbeat-interval-ms", "1000".into()));
     setup.sidecar_options.extend([("--spin-us", "0".to_owned()), ("--heartbeat-silence-ms", "60000".to_owned())]);
     let mut group = test.start_group(setup).unwrap();

@@ -135,7 +135,7 @@ pub(super) fn two_sided(run: &mut Run<'_>) -> Option<std::path::PathBuf> {
     program
 }
 
-/// How one stands in the report.
+/// Its entry in the report.
 pub(super) fn contestant(ours: &Ours, fabric: &str) -> Contestant {
     let contestant = ours.contestant();
     let claim = match fabric {

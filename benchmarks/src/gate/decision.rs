@@ -8,7 +8,7 @@
 //! a chance of [`DOUBT`] at each end: with fifteen figures that did not change, three gates of a hundred have one whose interval
 //! lies above 1, and of these only those fail in which it also looks ten percent worse.
 
-/// What is worth a failure.
+/// The factor from which on the gate fails.
 pub(crate) const NOTICED: f64 = 1.10;
 /// The chance that the truth lies below the interval, and that it lies above.
 pub(crate) const DOUBT: f64 = 0.002;

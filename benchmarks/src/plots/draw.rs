@@ -82,7 +82,7 @@ impl Area {
 }
 
 impl Side {
-    /// As much of the axis as these values need: never nothing.
+    /// The part of the axis that these values need: never empty.
     fn new(axis: Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> Side {
         let scale = axis.scale;
         let (low, high) = match scale {
@@ -138,7 +138,7 @@ fn axes(out: &mut String, plot: &Plot, area: &Area) {
     text(out, (f64::midpoint(LEFT, RIGHT), HEIGHT - 12.0), "middle", "#666", &escape(plot.x.title));
 }
 
-/// From the least to the greatest of each point.
+/// Draws a band from the least to the greatest value of each point.
 fn band(out: &mut String, line: &Line, area: &Area) {
     let color = line.system.color();
     if let [point] = line.points[..] {

@@ -20,7 +20,7 @@ const SHM_3: &str = "Tailwind shm, 3 backups";
 const TCP_3: &str = "Tailwind tcp, 3 backups";
 const RING_3: &str = "Tailwind shm by ring, 3 backups";
 
-/// Those that these results can answer.
+/// The sections that these results can fill.
 pub(super) fn all(results: &Results) -> Vec<Section> {
     let section = |heading, plot: Option<Plot>, says: Option<String>, table| {
         Some(Section { heading, says: says.unwrap_or_default(), plot: plot?, table })
@@ -38,7 +38,7 @@ pub(super) fn all(results: &Results) -> Vec<Section> {
     found.into_iter().flatten().collect()
 }
 
-/// What has no plot.
+/// The figures that have no plot.
 pub(super) fn others(out: &mut String, results: &Results) {
     let found: Vec<String> = [followers(results), takeover(results), joining(results), chain(results)]
         .into_iter()

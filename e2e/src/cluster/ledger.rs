@@ -51,7 +51,7 @@ pub struct Run {
     pub number: u64,
     /// LSN of the first.
     pub lsn: u64,
-    /// How many.
+    /// The number of records.
     pub count: u64,
 }
 
@@ -138,7 +138,7 @@ pub enum LedgerResponse {
         /// The number of the request.
         request: u64,
     },
-    /// What is known.
+    /// The state of the ledger.
     Report(LedgerReport),
 }
 
@@ -184,7 +184,7 @@ pub struct Failover {
     pub epoch: u64,
     /// The new primary's pod.
     pub pod: String,
-    /// Without acks.
+    /// The time without acks.
     pub gap_us: u64,
 }
 

@@ -163,7 +163,7 @@ impl Containers {
         self.life(index).ends.len()
     }
 
-    /// How one has ended each time.
+    /// How this supervisor has ended, each time.
     pub fn ended(&self, index: usize) -> Vec<Ended> {
         self.life(index).ends.clone()
     }

@@ -54,7 +54,7 @@ pub fn programs() -> Result<PathBuf> {
 /// A server beside each sidecar; only that of the primary runs.
 #[derive(Debug)]
 pub struct Servers {
-    /// What they run in.
+    /// The containers that they run in.
     pub containers: Containers,
     programs: PathBuf,
     ports: Vec<u16>,

@@ -31,7 +31,7 @@ const VALUE_MAX: u64 = 100_000;
 /// A Redis beside each sidecar; only that of the primary runs.
 #[derive(Debug)]
 pub struct Servers {
-    /// What they run in.
+    /// The containers that they run in.
     pub containers: Containers,
     ports: Vec<u16>,
     logs: Vec<PathBuf>,

@@ -43,7 +43,7 @@ pub struct Mode {
 /// A service beside each sidecar; only that of the primary runs.
 #[derive(Debug)]
 pub struct Services {
-    /// What they run in.
+    /// The containers that they run in.
     pub containers: Containers,
     ports: Vec<u16>,
 }

@@ -14,7 +14,7 @@ use crate::operated::outage_and;
 
 /// Every group of the cluster.
 const GROUPS: &str = "/apis/replication.tailwind.dev/v1alpha1/replicagroups";
-/// On a group: the operator that manages it.
+/// Annotation of a group: the operator that manages it.
 const OPERATOR: &str = "replication.tailwind.dev/operator";
 /// Namespace of the second installation, its release, and its Lease.
 const OTHER_HOME: &str = "tailwind-other";

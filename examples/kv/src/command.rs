@@ -27,7 +27,7 @@ pub enum Command {
     Write(Write),
 }
 
-/// What needs no keys.
+/// Commands that need no keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Local {
     /// The answer is known already.
@@ -38,7 +38,7 @@ pub enum Local {
     Quit,
 }
 
-/// What looks at keys.
+/// Commands that look at keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
     /// A value.
@@ -122,7 +122,7 @@ pub enum Write {
     Append {
         /// The key.
         key: Bytes,
-        /// What comes behind the old value.
+        /// The bytes that are appended to the old value.
         value: Bytes,
     },
     /// `PEXPIREAT`.

@@ -51,7 +51,7 @@ pub const SCAN_COUNT_MAX: u64 = 10_000;
 pub const SWEEP_PER_WRITE: usize = 4;
 /// Expired keys that are removed with each tick of an idle primary: some milliseconds of work.
 pub const SWEEP_PER_TICK: usize = 10_000;
-/// How often that is.
+/// The time between two such steps.
 pub const TICK: Duration = Duration::from_millis(100);
 /// What a key costs in memory beside its bytes and its value's: two nodes of trees, handles, the allocator's share.
 pub const ENTRY_COST: usize = 192;

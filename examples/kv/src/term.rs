@@ -105,7 +105,7 @@ enum Step {
 struct Compaction {
     /// LSN of its beginning.
     id: u64,
-    /// What had been logged by then.
+    /// The bytes that had been logged by then.
     logged: u64,
     chunks_in_flight: usize,
     ending: bool,

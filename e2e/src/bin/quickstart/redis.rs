@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Every run has the same writes.
 const SEED: u64 = 1;
 
-/// What ends.
+/// The processes that are killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Sidecar,

@@ -35,7 +35,7 @@ impl Reply {
         Reply::Bulk(Bytes::from(text.into()))
     }
 
-    /// How many.
+    /// A reply with a count.
     pub fn count(count: usize) -> Reply {
         Reply::Integer(i64::try_from(count).unwrap_or(i64::MAX))
     }
