@@ -69,12 +69,12 @@ impl Run<'_> {
         self.progress.set_message(format!("{name}, round {round} of {rounds}: {what}"));
     }
 
-    /// Somebody takes part.
+    /// A contestant takes part.
     pub(crate) fn enter(&mut self, contestant: Contestant) {
         self.comparison.contestants.push(contestant);
     }
 
-    /// Somebody cannot take part.
+    /// A contestant cannot take part.
     pub(crate) fn absent(&mut self, name: &str, why: impl Display) {
         self.comparison.absent.push(Absent { name: name.to_owned(), why: why.to_string() });
     }

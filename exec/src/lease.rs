@@ -89,7 +89,8 @@ impl Lease {
         until.is_some_and(|until| now() < until) && !self.shared.is_over()
     }
 
-    /// Ends it before it runs out: from here on nobody calls `end`. `false` if it has run out already, and somebody does.
+    /// Ends it before it runs out: from here on `end` is not called. `false` if it has expired already, and `end` is being
+    /// called.
     pub fn give_up(&self) -> bool {
         let _until = self.shared.until();
         if self.shared.is_over() {

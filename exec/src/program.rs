@@ -199,7 +199,7 @@ impl Program {
         let _ = kill_process(self.pid, Signal::TERM);
     }
 
-    /// Whether somebody has asked it to end.
+    /// Whether a signal has asked it to end.
     pub fn was_asked_to_end(&self) -> bool {
         self.asked_to_end
     }

@@ -39,8 +39,8 @@ pub enum Loss {
     /// Another sidecar leads.
     #[error("this sidecar is not primary any more")]
     Role,
-    /// Somebody else appends.
-    #[error("the log has records of somebody else: LSN {found} came where {expected} was to come")]
+    /// Another writer appends.
+    #[error("the log has records of another writer: LSN {found} came where {expected} was to come")]
     Foreign {
         /// The LSN of the ack.
         found: Lsn,

@@ -83,7 +83,7 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     failures.into_iter().next().map_or(written, Err)
 }
 
-/// A failure as it stands in the status. The next try has another name for the pod, which says nothing to anybody.
+/// A failure as it stands in the status. The next try has another name for the pod, which means nothing to people.
 fn failure_text(action: &Action, error: &Error) -> String {
     let text = error.to_string();
     let name = match action {
@@ -209,7 +209,8 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Deletes a member's claim, or leaves it to people: then it is no longer one of the group's. Or keeps it for the next pod.
+    /// Deletes a member's claim, or leaves it to administrators: then it is no longer one of the group's. Or keeps it for the
+    /// next pod.
     async fn end_claim(&self, member: &str, ClaimStep { uid, end }: &ClaimStep) -> Result<(), kube::Error> {
         let (api, name) = (self.api_of(Kind::Claim), flush_claim(member));
         let change = match end {

@@ -36,7 +36,7 @@ pub(crate) enum Cause {
 /// What is done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Somebody else has written: look again at once.
+    /// Another writer was faster: look again at once.
     Conflict,
     /// The namespace is being deleted, and the group with it: nothing is wrong, and nothing can be made any more.
     Ending,

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 /// What a holder promises: to renew before.
 const DURATION: Duration = Duration::from_secs(15);
-/// A holder that could not renew for so long ends, well before anybody may take over.
+/// A holder that could not renew for so long ends, well before another replica may take over.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);

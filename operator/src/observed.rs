@@ -44,7 +44,7 @@ pub struct Observed {
     pub objects: Vec<Owned>,
     /// Names for pods to make: the random part.
     pub names: Vec<String>,
-    /// How far the log was, if somebody has looked lately.
+    /// How far the log was, if that was observed lately.
     pub positions: Option<Positions>,
     /// What backups that are not ready say about it, by pod.
     pub obstacles: BTreeMap<String, Unready>,
@@ -163,7 +163,7 @@ pub struct Certificates {
     pub backup: Option<Leaf>,
     /// The readers' certificate.
     pub reader: Option<Leaf>,
-    /// Secrets of these names that belong to somebody else.
+    /// Secrets of these names that belong to another owner.
     pub not_owned: Vec<String>,
 }
 

@@ -53,7 +53,7 @@ use trouble::NoReport;
 const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
 /// While something is waited for that no watch reports.
 const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
-/// While somebody waits to become primary, or a report is under way: what is said of that should not outlive it for long.
+/// While a sidecar waits to become primary, or a report is under way: messages about that should not outlive it for long.
 const AGAIN_SOON: SignedDuration = SignedDuration::from_secs(5);
 /// The next step follows as soon as this one is in the status.
 const AGAIN_AT_ONCE: SignedDuration = SignedDuration::from_secs(1);
@@ -248,7 +248,7 @@ fn find<'a>(observed: &'a Observed, kind: Kind, name: &str) -> Option<&'a Owned>
     observed.objects.iter().find(|owned| owned.kind == kind && owned.object.name_any() == name)
 }
 
-/// An object of the name of one of the group's that belongs to somebody else.
+/// An object with the name of one of the group's that belongs to another owner.
 struct NotOwned(String);
 
 /// What makes an object as it should be; nothing if it is.

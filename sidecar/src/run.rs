@@ -252,7 +252,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 /// A group whose options are all that it wants.
 fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Joined {
     let (told, desired) = watch::channel(desired);
-    // No change arrives; the channel stays open while anybody listens.
+    // No change arrives; the channel stays open while there is a listener.
     Joined { store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
 }
 

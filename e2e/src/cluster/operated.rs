@@ -386,7 +386,7 @@ impl<'c> OperatedGroup<'c> {
         self.namespace.cluster.patch(&path, &json!({"metadata": {"annotations": annotations}})).map(|_| ())
     }
 
-    /// The end of a test: the log is whole, and neither operators nor anybody in the group has logged what they should not.
+    /// The end of a test: the log is whole, and neither operators nor processes of the group have logged what they should not.
     pub fn finish(mut self, expected: &[&str]) -> Result<LedgerReport> {
         let report = self.namespace.replay()?;
         self.check_logs(expected)?;

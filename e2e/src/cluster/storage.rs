@@ -29,7 +29,7 @@ impl Cluster {
         self.command(&[&["node", number, "run"], command].concat())
     }
 
-    /// A file of so many bytes in a volume of a pod, by somebody from outside.
+    /// Puts a file of so many bytes into a volume of a pod, from outside.
     pub fn fill_volume(&self, pod: &Value, volume: &str, bytes: u64) -> Result<()> {
         let uid = text(pod, "/metadata/uid");
         let file = format!("{KUBELET}/pods/{uid}/volumes/kubernetes.io~empty-dir/{volume}/filler");

@@ -1,4 +1,4 @@
-//! Disks that fill up: a log that is never trimmed waits before a kubelet evicts anybody for it; and what kubelets do evict is
+//! Disks that fill up: a log that is never trimmed waits before a kubelet evicts a pod for it; and what kubelets do evict is
 //! replaced, and nothing is lost.
 //!
 //! Kubelets really evict here. Each test ends with the ledger's report and a look through all logs.
@@ -74,7 +74,7 @@ fn limit_that_admission_sets_bounds_the_log() {
     }
 }
 
-/// Appends wait, through a failover too, and no kubelet evicts anybody. A larger volume lets them continue.
+/// Appends wait, through a failover too, and no kubelet evicts a pod. A larger volume lets them continue.
 #[test]
 fn untrimmed_log_waits_and_nobody_is_evicted() {
     let Some(cluster) = Cluster::join_own("untrimmed_log_waits_and_nobody_is_evicted").unwrap() else { return };
@@ -138,7 +138,8 @@ fn untrimmed_log_waits_and_nobody_is_evicted() {
     group.finish(&outage_and(FULL)).unwrap();
 }
 
-/// Somebody writes more into a backup's volume than it may hold. The kubelet evicts that pod, and the volume goes with it.
+/// Another program writes more into a backup's volume than it may hold. The kubelet evicts that pod, and the volume goes with
+/// it.
 #[test]
 fn backup_over_its_limit_is_evicted_and_replaced() {
     let Some(cluster) = Cluster::join_own("backup_over_its_limit_is_evicted_and_replaced").unwrap() else { return };

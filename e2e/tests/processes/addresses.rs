@@ -1,5 +1,5 @@
-//! A dead primary's address has a new owner: another sidecar, a reader, a backup, or the standby itself. Somebody takes over all
-//! the same.
+//! A dead primary's address has a new owner: another sidecar, a reader, a backup, or the standby itself. A standby takes over
+//! all the same.
 
 use std::fs;
 use std::process::Command;

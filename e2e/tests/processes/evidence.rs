@@ -217,7 +217,7 @@ fn lose_open_files(fabric: &str, damaged: &[usize], what: &str, spoil: fn(&Path)
     fixture.check_kept(late, &sound);
 }
 
-/// Somebody restores an older config store, after one failover and after two.
+/// An administrator restores an older config store, after one failover and after two.
 fn restored_older_config_store_is_detected(fabric: &str) {
     for failovers in [1, 2] {
         let mut fixture = Fixture::start(fabric, 3, "memory");

@@ -256,7 +256,7 @@ fn a_read_anywhere_ends_at_the_end(fabric: &str) {
         client_of(&group, 1).read(Lsn(1), 0).and_then(|mut read| read.next_record().map(|_| ())),
         Err(Error::NotPrimary { .. })
     ));
-    // A follow is refused, too: it would wait for records that somebody else knows already.
+    // A follow is refused, too: it would wait for records that another app knows already.
     let mut client = client_of(&group, 1);
     let beyond = client.follow(Lsn(end + 2)).and_then(|mut follow| {
         while follow.next_event()?.is_some() {}

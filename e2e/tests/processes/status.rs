@@ -289,7 +289,7 @@ fn a_report_is_the_same_wherever_it_is_asked_for() {
     group.check_logs(&[]).unwrap();
 }
 
-/// On a terminal of its own, which `script` gives it: drawn, and left as it was found when somebody quits.
+/// On a terminal of its own, which `script` gives it: drawn, and left as it was found when the user quits.
 #[test]
 fn top_draws_the_group_until_somebody_quits() {
     let test = TestContext::start();

@@ -14,7 +14,7 @@ use crate::store::{Gather, Store};
 /// Why a log cannot be replayed. An administrator must look.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
-    /// Somebody else wrote into the log, or a newer program.
+    /// Another program wrote into the log, or a newer version of this one.
     #[error(
         "record {lsn} of the log cannot be read: {why}. Does another app append to this group's log, or did a newer version?"
     )]
@@ -24,7 +24,7 @@ pub enum ReplayError {
         /// What is wrong with it.
         why: Unreadable,
     },
-    /// The log has been trimmed by somebody else.
+    /// The log has been trimmed by another program.
     #[error(
         "the log begins with record {first} and holds no whole snapshot: records before it have been trimmed by something other than this program"
     )]

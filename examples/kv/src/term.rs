@@ -58,7 +58,7 @@ pub enum Output<R> {
     Trim(u64),
 }
 
-/// Records of somebody else lie between this primary's own: what it holds in memory is not what the log says.
+/// Records of another writer lie between this primary's own: what it holds in memory is not what the log says.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "record {found} was acknowledged where {expected} was next: another process appends to the same log, or did until a moment ago"

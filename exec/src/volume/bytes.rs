@@ -15,7 +15,7 @@ use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{DATA_HEADER, Kind, Mode, Number, Record};
 
-/// Walks through `/proc` before a file counts as one that anybody may have written to.
+/// Walks through `/proc` before a file counts as one that any process may have written to.
 const LOOKS: usize = 16;
 /// Comparisons of a file that is being cut.
 const COMPARISONS: usize = 16;

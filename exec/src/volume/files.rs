@@ -61,7 +61,7 @@ impl File {
         }
     }
 
-    /// Any byte may differ, and anybody may write, or will in a moment: this may have been an opening.
+    /// Any byte may differ, and any process may write, or will in a moment: this may have been an opening.
     pub(crate) fn suspect(&mut self) {
         self.doubts.add(Ranges::WHOLE);
         self.writers.look();

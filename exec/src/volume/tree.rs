@@ -2,7 +2,7 @@
 //!
 //! An event names a file by a name that it had when the event was queued; by the time it is read, the name may be another
 //! file's. So the events of a drain are followed one by one, and what they leave open (a file that was made, a name that was
-//! moved) is *unsure* until somebody looks at it.
+//! moved) is *unsure* until it is looked at.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -156,14 +156,14 @@ impl Tree {
         }
     }
 
-    /// Somebody has to look what this name stands for.
+    /// It must be looked up what this name stands for.
     pub(crate) fn doubt(&mut self, at: At) {
         self.entries.entry(at.clone()).or_insert(Entry::Unknown);
         self.touched.insert(at.clone());
         self.unsure.insert(at);
     }
 
-    /// Somebody has looked.
+    /// It has been looked up.
     pub(crate) fn set(&mut self, at: At, found: Option<Entry>) {
         if self.entry(&at) == found {
             return;

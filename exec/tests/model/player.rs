@@ -37,7 +37,7 @@ struct Shared {
     syncs: AtomicU64,
 }
 
-/// A file, as long as anybody may want to know its bytes.
+/// A file, as long as its bytes may be asked for.
 struct Played {
     id: FileId,
     reader: File,

@@ -207,7 +207,7 @@ impl Refusal {
 }
 
 impl Notice {
-    /// Whether somebody should look.
+    /// Whether an administrator should look.
     pub fn kind(&self) -> EventType {
         match self {
             Notice::HandsOver(_, HandoverReason::AppCrashes | HandoverReason::AppCannotStart(_), _)

@@ -193,7 +193,7 @@ impl Answer for Degraded {
     }
 }
 
-/// Whether a failover now would find everything that was acknowledged, and somebody to take over. No unless shown.
+/// Whether a failover now would find everything that was acknowledged, and a standby to take over. No unless shown.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum FailoverSafe {
     /// there is no log yet

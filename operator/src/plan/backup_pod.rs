@@ -241,7 +241,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     }
 }
 
-/// Whether new pods of the group keep off a node because somebody is about to empty it.
+/// Whether new pods of the group keep off a node because it is about to be emptied.
 fn is_closed(observed: &Observed, node: &NodeFacts) -> bool {
     let tolerations = &observed.group.spec.placement.tolerations;
     node.unschedulable || is_about_to_go(node, tolerations, &observed.settings.drain_taints)

@@ -161,7 +161,7 @@ impl<'a> Planner<'a> {
         backup.member && !backup.is_stuck() && !is_damaged(self.observed, backup)
     }
 
-    /// Pods that no node takes, although others may be taken: somebody else has to take their places.
+    /// Pods that no node takes, although others may be taken: other pods must take their places.
     fn stuck(&self) -> usize {
         self.alive.iter().filter(|backup| backup.is_stuck()).count()
     }

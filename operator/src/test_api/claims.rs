@@ -1,4 +1,4 @@
-//! What becomes of members' claims in a cluster that keeps a claim while a pod uses it, and in which somebody else may act
+//! What becomes of members' claims in a cluster that keeps a claim while a pod uses it, and in which other clients may act
 //! between a look and what follows from it.
 
 #![cfg(test)]
@@ -37,7 +37,7 @@ async fn ended() -> (Shop, String) {
     (shop, backup)
 }
 
-/// Somebody deletes the claim, takes off its finalizer and makes another one of its name, with another disk.
+/// A user deletes the claim, removes its finalizer and creates another one of its name, with another disk.
 fn replace_claim(shop: &Shop, member: &str) -> Value {
     let path = format!("{CLAIMS}/{member}-flush");
     let mut claim = shop.claim(member).unwrap();
@@ -198,7 +198,7 @@ async fn a_claim_that_is_there_already_keeps_its_disk() {
         Action::Claim(owned) => Some(json!(owned.object)),
         _ => None,
     });
-    // Somebody has put back a claim that was retained, with the member's files.
+    // A user has put back a claim that was retained, with the member's files.
     let mut kept = made.unwrap();
     kept["spec"] = json!({"volumeName": "a disk", "resources": {"requests": {"storage": "10Gi"}}});
     let owners = std::mem::take(&mut kept["metadata"]["ownerReferences"]);

@@ -94,7 +94,7 @@ impl Cluster {
         .await
     }
 
-    /// A request of anybody: status code and body of its answer.
+    /// A request of any client: status code and body of its answer.
     pub(super) fn request(&self, method: &Method, path: &str, query: &str, body: &Value) -> (u16, Value) {
         let mut objects = self.0.lock().unwrap();
         let answer = objects.request(method, &Target::of(path), query, body);
@@ -102,20 +102,20 @@ impl Cluster {
         answer
     }
 
-    /// Somebody makes this object.
+    /// A user creates this object.
     pub(super) fn create(&self, collection: &str, object: &Value) -> Value {
         let (code, answer) = self.request(&Method::POST, collection, "", object);
         assert_eq!(code, 201, "{answer}");
         answer
     }
 
-    /// Somebody changes this object.
+    /// A user changes this object.
     pub(super) fn change(&self, path: &str, patch: &Value) {
         let (code, answer) = self.request(&Method::PATCH, path, "", patch);
         assert_eq!(code, 200, "{answer}");
     }
 
-    /// Somebody deletes this object.
+    /// A user deletes this object.
     pub(super) fn delete(&self, path: &str) -> (u16, Value) {
         self.request(&Method::DELETE, path, "", &Value::Null)
     }

@@ -199,7 +199,7 @@ impl CertificateRotator {
         let old = hooks.iter().enumerate().filter(|(_, hook)| hook.client_config.ca_bundle.as_ref() != Some(&bundle));
         let operations: Vec<_> = old
             .flat_map(|(index, hook)| {
-                // Should somebody change their order in between, nothing is changed.
+                // If their order is changed in between, nothing is changed.
                 let same = json!({"op": "test", "path": format!("/webhooks/{index}/name"), "value": hook.name});
                 let path = format!("/webhooks/{index}/clientConfig/caBundle");
                 [same, json!({"op": "add", "path": path, "value": bundle})]

@@ -164,7 +164,7 @@ pub fn warnings(pod: &Value, group: &ReplicaGroup, kind: SidecarKind) -> Vec<Str
 fn with_token(pod: &Value) -> Vec<&str> {
     let spec = &pod["spec"];
     let all = |list: &'static str| spec[list].as_array().into_iter().flatten();
-    // One with an audience is for somebody else than the API server, which does not accept it.
+    // One with an audience is not for the API server, which does not accept it.
     let is_token = |source: &Value| {
         let token = &source["serviceAccountToken"];
         token.is_object() && token["audience"].as_str().unwrap_or_default().is_empty()

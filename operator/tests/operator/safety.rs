@@ -42,7 +42,7 @@ struct Start {
     /// Segments that it lacks: as a member it reports them as damaged, otherwise it left before they were written.
     lacks: u8,
     quarantined: u8,
-    /// It lost its memory and is somebody new, and the set does not know yet.
+    /// It lost its memory and has a new identity, and the set does not know yet.
     emptied: bool,
     /// Nobody gets its report.
     silent: bool,
@@ -71,7 +71,7 @@ struct Begin {
     refuses: bool,
     /// Members cannot lend, and are not ready.
     fabric_fails: bool,
-    /// Somebody has emptied the config store.
+    /// The config store was emptied.
     forgotten: bool,
     /// The primary's pod is being deleted on a node that is dead, and nobody can take over.
     lost: bool,

@@ -154,7 +154,7 @@ struct Claim {
     /// Nothing has been written to it.
     #[serde(default)]
     unbound: bool,
-    /// Somebody has deleted it.
+    /// It was deleted by a user.
     #[serde(default)]
     deleted: bool,
     #[serde(default)]

@@ -1,7 +1,7 @@
 //! How far open segments have been flushed at least: what a file must still hold when the process comes back.
 //!
 //! Kept by the [`flusher`](crate::flusher), read at the start by [`start`](crate::start()). A flush is noted here before it is
-//! answered, so an open file that loses at rest what anybody was told of is missed. It is noted too how many entries the
+//! answered, so an open file that loses at rest what was reported to a caller is missed. It is noted too how many entries the
 //! [`ledger`](crate::ledger) has had, so that one which has lost its end is missed. The ledger in its turn records how new the
 //! notes were, so that older notes are. See "Evidence" in `docs/protocol.md`.
 //!

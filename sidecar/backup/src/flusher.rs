@@ -304,7 +304,7 @@ impl Flusher {
         group.iter().map(|(id, _)| Input::OpenFlushed(*id, identity, result.clone())).collect()
     }
 
-    /// Notes how far an open segment is flushed, before anybody hears of it: what its file loses from now on is missed.
+    /// Notes how far an open segment is flushed, before it is reported: what its file loses from now on is missed.
     fn note(&mut self, identity: &SegmentIdentity, end: Offset) -> io::Result<Offset> {
         if !self.is_closed(identity) {
             assert!(!self.flushed.is_behind(), "what a start doubts is on disk before anything is flushed");

@@ -75,8 +75,8 @@ pub struct Started {
     pub unexpected_files: u64,
 }
 
-/// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
-/// new: drawn at random.
+/// Opens both folders, finds out this backup's identity, and collects what it holds. `fresh`, drawn at random, is its identity
+/// if it needs a new one.
 pub fn start(
     home: &BackupConfig,
     folder: Box<dyn Folder>,

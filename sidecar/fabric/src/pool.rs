@@ -183,8 +183,8 @@ impl Pool {
     }
 
     /// Writes `bytes` to `slot` from `offset` on, for a copy that this process makes itself. The caller answers for it that
-    /// nobody else counts on what is there, and that the slot is not given to anybody else until this returns. In a slot
-    /// without memory nothing is written.
+    /// nothing else counts on what is there, and that the slot is not given away until this returns. In a slot without memory
+    /// nothing is written.
     ///
     /// # Panics
     /// When the range does not lie within the slot.

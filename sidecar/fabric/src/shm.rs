@@ -171,7 +171,7 @@ impl Receiver for ShmReceiver {
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         match self.lendings[slot.0 as usize] {
             Some(Lending { finished: true, .. }) => self.pool.keep(slot),
-            // Somebody may still write it, or it is a copy of what was written.
+            // A writer may still write it, or it is a copy of what was written.
             _ => {
                 self.pool.release(slot)?;
                 self.lendings[slot.0 as usize] = None;

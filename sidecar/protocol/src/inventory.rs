@@ -128,7 +128,7 @@ pub fn check_page(page: &Inventory) -> Result<(), Unbelievable> {
         return Err(nonsense(format!("{} copies on one page", page.copies.len())));
     }
     if page.damage.len() > DAMAGE_DESCRIPTIONS_MAX || page.damage.iter().any(|text| text.len() > DAMAGE_LENGTH_MAX) {
-        return Err(nonsense("more words about damage than anybody reads"));
+        return Err(nonsense("too many words about damage"));
     }
     if page.promised > EPOCH_MAX || page.trimmed > FIRST_LSN_MAX {
         return Err(nonsense(format!("epoch {}, trimmed below LSN {}", page.promised, page.trimmed)));

@@ -50,7 +50,7 @@ pub const TYPE_CHECKSUM: u8 = b'C';
 pub const END_MARK: u8 = 0xE7;
 
 /// Largest first LSN of a segment. Half of all numbers lie beyond it, a segment holds 2 million records at most: counting
-/// on from a header that somebody made up cannot overflow.
+/// on from a forged header cannot overflow.
 pub const FIRST_LSN_MAX: Lsn = Lsn(u64::MAX / 2);
 
 /// Largest number of a segment: far more than fit anywhere, and counting on from it cannot overflow.

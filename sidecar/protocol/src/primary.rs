@@ -139,7 +139,7 @@ pub enum Input {
 /// Why a primary stops being one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepDown {
-    /// A newer epoch exists: someone else is primary.
+    /// A newer epoch exists: another sidecar is primary.
     Superseded(Epoch),
     /// Fewer members than `min_in_sync` are left, and a promotion may reach enough of the lost ones: become a candidate
     /// again and recover with them.

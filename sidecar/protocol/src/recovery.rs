@@ -379,7 +379,7 @@ fn is_sound(copy: &CopyReport) -> bool {
 
 /// Where the log ends if `segment`, which no copy brings up to `last`, was torn when the primary of `epoch` died: at the
 /// furthest end that a copy of it has, or, where no record of it has landed, with the last segment before of which one has.
-/// `None` if that cannot be: nobody at hand has it open, or somebody has closed what is there only after all of it was.
+/// `None` if that cannot be: no member at hand has it open, or a member has closed what is there only after all of it was.
 ///
 /// Nothing acknowledged lies beyond: see "A log torn across segments" in `docs/protocol.md`.
 fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) -> Option<(SegmentId, Lsn)> {

@@ -39,7 +39,7 @@ pub enum End {
     Done,
 }
 
-/// Shows these sidecars until somebody wishes to end, or every sender of `inputs` is gone. `interval`: between two rounds.
+/// Shows these sidecars until the user wishes to end, or every sender of `inputs` is gone. `interval`: between two rounds.
 ///
 /// # Errors
 /// The terminal does not obey. It is left as it was.

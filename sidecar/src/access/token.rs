@@ -185,7 +185,8 @@ fn cannot_make(path: &Path, error: &io::Error) -> anyhow::Error {
     anyhow!("create control token file {path}: {error}: use --control-token to give a path that this user may write")
 }
 
-/// Makes the folder of a file, whose name anybody can guess: nobody else may have made it. Root's has the append sockets too, which others may be allowed to use.
+/// Makes the folder of a file, whose name can be guessed: no other user may have made it. Root's has the append sockets too,
+/// which others may be allowed to use.
 fn make_folder(path: &Path, is_root: bool) -> anyhow::Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
     match Folder::open(folder, Make::All(if is_root { 0o755 } else { 0o700 })) {

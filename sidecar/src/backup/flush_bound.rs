@@ -2,8 +2,8 @@
 //! use goes beyond a limit, with all that the pod holds. All members hold the same segments, so all would be evicted at once.
 //!
 //! Called by [`run`](super::run) at the start. `--flush-bytes` says what the volume was made for; the limit of the
-//! pod may have been set by somebody else (a LimitRange, an admission plugin), and the disk may be smaller than what was asked for.
-//! The least of the three counts.
+//! pod may have been set by something else (a LimitRange, an admission plugin), and the disk may be smaller than what was asked
+//! for. The least of the three counts.
 
 use std::fmt;
 use std::path::Path;

@@ -238,7 +238,7 @@ pub(super) struct Filling {
     is_over: Arc<Mutex<bool>>,
 }
 
-/// The [`Filling`] is over: somebody else has the slot.
+/// The [`Filling`] is over: the slot has another user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FillingOver;
 

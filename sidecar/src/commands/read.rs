@@ -21,7 +21,7 @@ use crate::options::number;
 
 /// Bytes gathered before they are written, unless there is nothing to gather for.
 const OUTPUT_SIZE: usize = 64 << 10;
-/// How often a tail or follow without news looks whether anybody still reads it.
+/// How often a tail or follow without news checks whether its output still has a reader.
 pub(super) const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
 /// The context of a failed write.
 pub(super) const WRITE: &str = "write to standard output";

@@ -205,7 +205,7 @@ impl Target {
     }
 }
 
-/// True when the same attempt may succeed later, with this sidecar or another one, without anybody mending anything.
+/// True when the same attempt may succeed later, with this sidecar or another one, without any repair.
 pub(super) fn is_passing(error: &Error) -> bool {
     match error {
         Error::Connect { source, .. } => matches!(

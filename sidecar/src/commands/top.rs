@@ -1,4 +1,4 @@
-//! `top`: a group on the whole terminal, as its sidecars report it, until somebody quits.
+//! `top`: a group on the whole terminal, as its sidecars report it, until the user quits.
 //!
 //! Everything is drawn by [`tailwind_screen`]; this chooses which sidecars to ask.
 
@@ -24,7 +24,7 @@ pub struct TopOptions {
     sockets: Sockets,
 }
 
-/// Shows it until somebody quits.
+/// Shows it until the user quits.
 pub fn run(options: &TopOptions) -> anyhow::Result<()> {
     if !terminal::is_usable() {
         usage!("standard output is no terminal that can be drawn on: use `tailwind-sidecar status --watch`");

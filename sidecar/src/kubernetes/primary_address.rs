@@ -157,7 +157,7 @@ impl PrimaryAddress {
         endpoints: Value,
     ) -> Result<(), String> {
         let patch = json!({
-            // Refused if anybody has written since.
+            // Refused if there was another write since.
             "metadata": {
                 "resourceVersion": seen.resource_version(),
                 "annotations": {ANNOTATION_TERM: term.to_string()},
@@ -166,7 +166,7 @@ impl PrimaryAddress {
         });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match timeout(REQUEST_TIMEOUT, api.patch(&self.service, &params, &Patch::Merge(patch))).await {
-            // Somebody was faster: the watch shows what, and then it is looked at again.
+            // Another writer was faster: the watch shows its write, and then it is looked at again.
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(()),
             Ok(written) => written.map(drop).map_err(|error| error.to_string()),
             Err(_) => Err(format!("no answer from the API server within {REQUEST_TIMEOUT:?}")),

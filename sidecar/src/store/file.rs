@@ -198,7 +198,7 @@ impl FileStore {
                 if number == 0 {
                     return Ok(None);
                 }
-                // Its place is never free once it was taken. Somebody may have made it since it was looked for.
+                // Its place is never free once it was taken. Another process may have made it since it was looked for.
                 let why = format!("it is missing, and {} is there", self.path_of(number).display());
                 damaged = Some(self.damaged(0, &why));
                 std::thread::sleep(LOOK_AGAIN);
@@ -210,7 +210,7 @@ impl FileStore {
             {
                 return Ok(Some(CurrentFile { number, tag, configuration }));
             }
-            // Somebody has removed what the list had shown, or had not: there is a higher number by now.
+            // Another process has removed what the list had shown, or had not: there is a higher number by now.
             damaged = Some(self.damaged(number, "the number that belongs beside it is missing"));
             std::thread::sleep(LOOK_AGAIN);
         }

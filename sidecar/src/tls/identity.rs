@@ -45,7 +45,7 @@ pub enum IdentityError {
         /// The wanted prefix.
         wanted: String,
     },
-    /// It names somebody else.
+    /// It names another owner.
     #[error("belongs to {found}, but group {group} and role {roles} are needed here")]
     SomebodyElse {
         /// The process that it names.

@@ -1160,7 +1160,7 @@ impl SmallDisk {
         Some(SmallDisk(path.to_owned()))
     }
 
-    /// Somebody else leaves no room at all.
+    /// Other files leave no room at all.
     fn fill(&self) {
         fs::create_dir_all(self.0.join("others")).unwrap();
         let mut filler = fs::File::create(self.0.join("others/filler")).unwrap();

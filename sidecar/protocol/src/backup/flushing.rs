@@ -103,8 +103,8 @@ impl Backup {
         }
     }
 
-    /// Before anybody hears of the first flush of an open segment, the ledger has it: the notes of flushes alone would not show
-    /// that its file is gone, if somebody put older ones back.
+    /// Before the first flush of an open segment is reported, the ledger has it: the notes of flushes alone would not show
+    /// that its file is gone, if older ones were put back.
     fn record_open(&mut self, identity: &SegmentIdentity, end: Offset, out: &mut Vec<Output>) {
         let unrecorded = |copy: &&mut Copy| copy.identity == *identity && !copy.owed && !copy.has_file;
         let copy = self.copies.get_mut(&identity.segment).filter(|_| end > Offset(0));

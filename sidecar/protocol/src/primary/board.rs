@@ -126,9 +126,9 @@ impl Primary {
         !self.over && self.members.iter().flatten().any(|member| member.followed && !member.is_lost())
     }
 
-    /// What to write on the boards now, if it is time for it and anybody looks at them: `acked` is the last acknowledged record,
-    /// and `end` where its append ends. It counts as posted, so it must be, before anything else is. `now` is any clock that only
-    /// goes forward.
+    /// What to write on the boards now, if it is time for it and a reader looks at them: `acked` is the last acknowledged
+    /// record, and `end` where its append ends. It counts as posted, so it must be, before anything else is. `now` is any clock
+    /// that only goes forward.
     pub fn publish(&mut self, now: Duration, acked: Lsn, end: Position) -> Option<Publication> {
         if now < self.board.published + PUBLISH_INTERVAL || !self.is_followed() {
             return None;

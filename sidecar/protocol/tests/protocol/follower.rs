@@ -341,7 +341,7 @@ fn has_not_caught_up_with_a_line_that_it_finds() {
     let found = logs[0].closures[5].last.0 as usize;
     assert_eq!((scene.shown.len(), scene.caught_up), (found, 0));
 
-    // The primary has heard that somebody looks.
+    // The primary has heard that a reader looks.
     scene.members[0].ack(20);
     scene.members[0].lives = true;
     let mut beats = 0;

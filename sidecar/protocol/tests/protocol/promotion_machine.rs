@@ -91,7 +91,7 @@ impl Fixture {
         self.out.iter().filter_map(Output::task).map(|(_, task)| task).collect()
     }
 
-    /// The log is recovered: the config store learns of it before anybody else does. Members of the set do not change.
+    /// The log is recovered: the config store learns of it first. Members of the set do not change.
     fn wins(&mut self, members: usize) -> Configuration {
         let [Output::Swap(swap)] = self.out.as_slice() else { panic!("{:?}", self.out) };
         let proposed = swap.proposed.clone();

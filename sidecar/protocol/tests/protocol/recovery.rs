@@ -197,7 +197,7 @@ fn log_torn_across_segments_ends_at_the_furthest_open_end() {
     assert_eq!(assembled(&[torn.clone(), more])[1..], [(2, 1, 6, 8, "m2".to_owned())]);
     let whole = holds("m2", &[before, copy(2, 1, Open, 6, 9)]);
     assert_eq!(assembled(&[torn.clone(), whole]).len(), 3);
-    // It must be open at someone.
+    // It must be open at some member.
     let absent = holds("m2", &[before, beyond]);
     assert_eq!(missing(std::slice::from_ref(&absent)), (2, 9));
     assert_eq!(assembled(&[torn, absent])[1..], [(2, 1, 6, 7, "m1".to_owned())]);
@@ -275,7 +275,7 @@ fn interrupted_promotion_may_have_cut_the_log_already() {
 
 #[test]
 fn interrupted_promotion_may_have_closed_a_later_segment() {
-    // Someone else had segment 2 whole and is gone; at m1 segment 3 was closed before the image of segment 2 came.
+    // Another member had segment 2 whole and is gone; at m1 segment 3 was closed before the image of segment 2 came.
     let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Closed, 10, 12)]);
     assert_eq!(assembled(std::slice::from_ref(&m1))[1..], [(2, 1, 6, 7, "m1".to_owned())]);
     let reference = Reference::assemble([&m1], &[]).expect("a whole log");

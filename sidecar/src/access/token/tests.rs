@@ -127,7 +127,7 @@ fn the_default_path_is_private_to_the_user() {
     assert_eq!(place(7, None), Path::new("/dev/shm/tailwind-7/db.token"));
 }
 
-/// The folder that is used by default has a name that anybody can guess: somebody may have made it first.
+/// The folder that is used by default has a name that can be guessed: another user may have made it first.
 #[test]
 fn a_folder_of_another_user_is_refused() {
     use std::os::unix::fs::{chown, lchown, symlink};

@@ -195,7 +195,7 @@ fn a_fifo_named_like_a_segment_does_not_block_start() {
     assert_eq!(folders.start().unwrap().unexpected_files, 2);
 }
 
-/// The primary writes boards only while somebody looks at one.
+/// The primary writes boards only while a reader looks at one.
 #[test]
 fn a_backup_knows_whether_it_is_followed() {
     let folders = folders();

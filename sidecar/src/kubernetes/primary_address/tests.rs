@@ -63,7 +63,7 @@ impl Server {
         Arc::new(PrimaryAddress::new(client, "shop".to_owned(), "orders-primary".to_owned(), &me).unwrap())
     }
 
-    /// Somebody else writes.
+    /// Another client writes.
     fn write(&self, patch: &Value) {
         self.slice.send_modify(|slice| {
             json_patch::merge(slice, patch);
