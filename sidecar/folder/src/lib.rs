@@ -74,7 +74,7 @@ impl FolderError {
 impl Folder {
     /// Opens the folder, which is made first if need be and `make` says so. Refused are links of other users on the way, a
     /// folder of another user, and one that other users may write to. The root of a mounted volume may have any mode if it is
-    /// this user's or root's: kubelets mount volumes with mode 0777, and the mounter of a volume decides who reaches it.
+    /// this user's or root's: kubelets mount volumes with mode 0777, and the user who mounts a volume decides who can reach it.
     pub fn open(path: &Path, make: Make) -> Result<Folder, FolderError> {
         let handle = walk::walk(path, make)?;
         let io = |errno| FolderError::io(path)(errno);

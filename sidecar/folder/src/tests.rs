@@ -61,7 +61,7 @@ fn the_root_of_a_volume_may_have_any_mode() {
     let folder = open(&volume).unwrap();
     folder.open_file("file", OFlags::CREATE).unwrap();
     assert_eq!(folder.names().unwrap(), ["file"]);
-    // No mounter has decided who reaches a folder in it.
+    // No mount decides who can reach a folder in it.
     fs::create_dir(volume.join("below")).unwrap();
     fs::set_permissions(volume.join("below"), Permissions::from_mode(0o777)).unwrap();
     open(&volume.join("below")).unwrap_err();
