@@ -1,4 +1,4 @@
-//! The program's appends through the sidecar's socket: in order, counted, and nobody else's.
+//! The program's appends through the sidecar's socket: in order, counted, and without those of other writers.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,7 +1,7 @@
-//! A hash of each block of a file, as the log has it: what tells whether bytes that may differ do.
+//! A hash of each block of a file, as the log has it: it tells whether bytes that may differ really do.
 //!
-//! 64 bits with a seed that no program knows, so a block that differs is taken for one that does not once in 2⁶⁴ comparisons, and
-//! nobody can make one.
+//! 64 bits with a seed that no program knows, so a changed block is taken for an unchanged one once in 2⁶⁴ comparisons, and
+//! nobody can craft one.
 
 use twox_hash::XxHash3_64;
 

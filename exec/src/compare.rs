@@ -1,4 +1,4 @@
-//! Reads what may differ of a file, and finds what does.
+//! Reads the parts of a file that may differ, and finds those that do.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! Runs a program that nobody changed, and makes its files survive the death of its host: each `fsync` returns only when every
+//! Runs an unmodified program, and makes its files survive the death of its host: each `fsync` returns only when every
 //! backup has what was written. See `docs/exec.md`.
 
 pub mod appends;

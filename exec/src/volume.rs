@@ -2,7 +2,8 @@
 //!
 //! The supervisor tells it of each stopped call, and asks it for the records that a sync owes. It looks at the directory, at
 //! inotify and at `/proc`; what follows from what it sees is decided in the pure halves, `tree` and `files`. Each rule may name
-//! too much, never too little: what may differ is compared with the hashes of what the log has, and only what does is logged.
+//! too much, never too little: what may differ is compared with the hashes of what the log has, and only what really differs is
+//! logged.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;

@@ -1,6 +1,6 @@
 //! Wakes up for a group when something about it changes, and lets one reconcile at a time run for it.
 //!
-//! Run by [`run`](crate::run) while the lease is held. A group that cannot be read stops nobody else's.
+//! Run by [`run`](crate::run) while the lease is held. A group that cannot be read does not stop the others.
 
 mod watches;
 

@@ -3,7 +3,8 @@
 //! Asked by [`controller`](crate::controller) for each group with outdated backups. Whether a group has begun stands in its
 //! status; this is the sum over all groups. Each new leader learns it by looking at every group once. A group that it has not
 //! seen yet may have begun, and counts so. One that gets nowhere gives its place back, lest a few of them stop all others. If what
-//! it waited for happens after all, it takes a place, even if that is one too many: then nobody else begins until there are fewer.
+//! it waited for happens after all, it takes a place, even if that is one too many: then no other group begins until there are
+//! fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

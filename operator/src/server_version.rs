@@ -1,4 +1,4 @@
-//! What the API server is, and so what it can do. Asked once at the start; a value everywhere else.
+//! What the API server is, and so what it can do. Detected once at the start, and passed as a value from then on.
 //!
 //! Kubernetes 1.30 and later is what this is made for. Older servers get less, and [`ServerVersion::shortfalls`] says what.
 

@@ -1,7 +1,7 @@
 //! A sidecar that should be primary and cannot be: who it is, and what it waits for.
 //!
 //! Called by [`status`](super::status) and [`conditions`](super::conditions). The sidecars decide all by themselves; this only
-//! says so where people look.
+//! reports it where people look.
 
 use displaydoc::Display;
 use kube::ResourceExt;

@@ -1,4 +1,4 @@
-//! When certificates are made and renewed, in which order: nobody may meet a certificate whose CA it does not trust yet.
+//! When certificates are made and renewed, in which order: no process may meet a certificate whose CA it does not trust yet.
 //!
 //! Called by [`plan`](super); carried out by [`apply`](crate::apply), which makes the keys.
 //!
