@@ -3,8 +3,8 @@
 //! [`report`] is the page and what a backup says; [`sidecar`] is what a sidecar says of its group, and ends in a
 //! [`verdict`]; [`rows`] lists those who take part, for people; [`peer`] is what a standby or a reader tells its primary.
 //!
-//! Written by sidecars and backups; read by the operator, and by people's commands. Knows nobody, so that a program
-//! that only reads reports needs neither Kubernetes' types nor the protocol.
+//! Written by sidecars and backups; read by the operator, and by people's commands. Depends on no other crate of the workspace,
+//! so that a program that only reads reports needs neither Kubernetes' types nor the protocol.
 
 pub mod peer;
 pub mod readiness;

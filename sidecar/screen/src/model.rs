@@ -1,6 +1,6 @@
 //! What is drawn: the last round of reports, what led up to it, and what happened on the way.
 //!
-//! Fed by [`show`](crate::show) with rounds of answers and the time; it has no clock and asks nobody.
+//! Fed by [`show`](crate::show) with rounds of answers and the time; it has no clock and sends no requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How fast the flush folder takes data in: measured at the start where `--flush-bandwidth` does not say it.
+//! How fast the flush folder takes data in: measured at the start unless `--flush-bandwidth` gives it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! A backup under callers that keep to nothing, with faults of its process in between: it may die behind any output and starts
+//! A backup under callers that follow no rules, with faults of its process in between: it may die behind any output and starts
 //! again from what its outputs have left. Asserts that it never panics, that its promise never goes back (S5), that each
 //! request is answered once at most, and that nothing it has acknowledged is lost otherwise than by a trim.
 
