@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol and tailwind-backup. Called by ./check --mutants, which installs cargo-mutants.
+# scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol, tailwind-backup and tailwind-primary. Called by ./check --mutants, which installs cargo-mutants.
 #
-# Changes one expression of the two crates at a time. First the crates' own tests judge each mutant: unit tests, tables,
+# Changes one expression of the three crates at a time. First the crates' own tests judge each mutant: unit tests, tables,
 # properties. Then the simulator judges those that they let pass, by golden scripts and a budget of seeds of which the kept ones come first; it is
 # built for these alone. A mutant that both let pass survives. Survivors are listed in .cargo/mutants-survivors.txt, with a reason; any
 # other fails this script.
@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
-# 2245 mutants in all. One takes 5 to 10 seconds on two cores, and one that the crates' tests let pass a minute more.
+# Some 2,300 mutants in all. One takes 5 to 10 seconds on two cores, and one that the crates' tests let pass a minute more.
 SHARDS=10
 # What planted bugs need at most is 3000 (docs/testing.md); most are found by the first few hundred.
 SEEDS=1000
@@ -33,8 +33,8 @@ esac
 # own_tests: the crates' own, for cargo.
 own_tests() {
     local test
-    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-protocol --package=tailwind-backup --lib
-    for test in "$PACKAGE"/tests/*.rs "$PACKAGE"/tests/*/main.rs; do
+    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-protocol --package=tailwind-backup --package=tailwind-primary --lib
+    for test in {"$PACKAGE",sidecar/primary}/tests/*.rs "$PACKAGE"/tests/*/main.rs; do
         test=${test%/main.rs}
         printf -- '--cargo-arg=--test=%s\n' "$(basename "$test" .rs)"
     done
@@ -52,7 +52,7 @@ mutate() {
     # A build that was killed may have left it unfit to link, and a mutant that does not link counts as one that does not compile.
     rm -rf "$OUT"/build/*/incremental
     CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS \
-        "$TOOLS/bin/cargo-mutants" mutants --package tailwind-protocol --package tailwind-backup \
+        "$TOOLS/bin/cargo-mutants" mutants --package tailwind-protocol --package tailwind-backup --package tailwind-primary \
         --output "$folder" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" --jobs 1 --no-times --colors never "$@" || status=$?
     case $status in
         0 | 2 | 3) ;; # all noticed; some survived; some took too long

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/sim-coverage.sh SEEDS: what of tailwind-protocol the simulator alone reaches. Called by ./check --sim-coverage.
+# scripts/sim-coverage.sh SEEDS: what of tailwind-protocol and tailwind-primary the simulator alone reaches. Called by ./check --sim-coverage.
 # Prints a table by file; the lines that no seed reached are in target/coverage/missed.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,6 +15,6 @@ RUSTFLAGS='-C instrument-coverage' cargo build --locked -p tailwind-sim --target
 LLVM_PROFILE_FILE="$PWD/$profiles/%p.profraw" "$out/debug/tailwind-sim" --seeds "$1" >&2
 
 "$tools/llvm-profdata" merge --sparse "$profiles"/*.profraw -o "$out/sim.profdata"
-common=(--instr-profile "$out/sim.profdata" "$out/debug/tailwind-sim" --sources sidecar/protocol/src)
+common=(--instr-profile "$out/sim.profdata" "$out/debug/tailwind-sim" --sources sidecar/protocol/src sidecar/primary/src)
 "$tools/llvm-cov" report "${common[@]}" --show-region-summary=false --show-branch-summary=false
 "$tools/llvm-cov" show "${common[@]}" --show-instantiations=false | grep -E '^ +[0-9]+\| +0\||^/.*:$' >"$out/missed.txt" || true

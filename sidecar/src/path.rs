@@ -6,19 +6,20 @@
 //! lock and allocates nothing.
 //!
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
-//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` (what they mean),
-//! `replicator` (placing and posting), `pending` (the acks). Beside them: `role` (primary or not), `description` (the
-//! status), `board` (what readers are told), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
+//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` (what they mean), `leading`
+//! (the [primary's log](tailwind_primary): placing, posting, acknowledging), `answers` (whom the acks are for). Beside them:
+//! `role` (primary or not), `description` (the status), `fabric` (the channels), `latency` and `stall` (for the metrics and the
+//! report), `messages`, `options`, `sleep`.
 
+mod answers;
 mod batch_memory;
-mod board;
 pub mod connection;
 mod description;
+mod fabric;
 mod latency;
+mod leading;
 mod messages;
 mod options;
-mod pending;
-mod replicator;
 mod requests;
 mod ring;
 mod role;
@@ -33,6 +34,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use tailwind_primary::Moment;
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::{Response, Role};
@@ -45,14 +47,12 @@ pub use messages::{
     Start, control_channels,
 };
 pub use options::{Allowed, Options};
-use pending::Pending;
 pub(crate) use requests::{beyond_the_end, trimmed};
 use role::RoleState;
 use sleep::Sleeper;
 pub use sleep::Waker;
 pub use slots::CONNECTIONS_MAX;
 use slots::ClientSlots;
-use stall::Stall;
 
 /// How often the protocol core gets the time.
 const TICK: Duration = Duration::from_millis(5);
@@ -70,8 +70,6 @@ pub struct Path {
     primary_name: String,
     clients: ClientSlots,
     batch_memory: BatchMemory,
-    pending: Pending,
-    stall: Stall,
     listener: UnixListener,
     commands: Receiver<Command>,
     control: ControlSenders,
@@ -109,8 +107,6 @@ impl Path {
             losses: 0,
             primary_name: String::new(),
             clients: ClientSlots::new(),
-            pending: Pending::new(),
-            stall: Stall::default(),
             listener,
             commands,
             control,
@@ -157,30 +153,23 @@ impl Path {
         for slot in self.clients.held() {
             progress |= self.serve(slot);
         }
-        self.pending.end_turn(began);
-        if let RoleState::Leading(replicator) = &mut self.state {
-            replicator.post(now);
-            progress |= replicator.poll(now);
-            replicator.turn();
-            replicator.measure(&self.counters.replication_times);
-            if began.duration_since(self.ticked) >= TICK {
+        let mut acked = None;
+        if let RoleState::Leading(leading) = &mut self.state {
+            let ticks = began.duration_since(self.ticked) >= TICK;
+            if ticks {
                 self.ticked = began;
-                replicator.tick(now);
-                replicator.help_beat(elapsed, now);
-                self.stall.tick(now, self.pending.progress(replicator.primary().acked()), self.pending.waits());
             }
-            replicator.measure_pause(began, &self.counters.join_pauses);
+            let turned = leading.turn(began, Moment { now, elapsed, ticks }, &mut self.clients, &self.counters);
+            progress |= turned.progress;
+            acked = turned.acked;
         }
-        let acked = self.acknowledge();
-        if let RoleState::Leading(replicator) = &mut self.state {
-            replicator.publish(elapsed, now);
+        if acked.is_some() && self.counters.tailing.load(Ordering::Relaxed) > 0 {
+            self.counters.news.notify_waiters();
         }
-        self.prove_syncs();
-        self.pass_barriers(now);
         self.report();
         self.send();
-        if let Some(acked) = acked {
-            self.pending.measure(acked, &self.counters.append_times);
+        if let (Some((_, end)), RoleState::Leading(leading)) = (acked, &mut self.state) {
+            leading.measure_appends(end, &self.counters.append_times);
         }
         self.counters.turns.fetch_add(1, Ordering::Relaxed);
         Ok(progress)
@@ -216,7 +205,7 @@ impl Path {
             return true;
         }
         match &mut self.state {
-            RoleState::Leading(replicator) => replicator.arm(),
+            RoleState::Leading(leading) => leading.log.arm(),
             RoleState::Waiting { .. } => false,
         }
     }
@@ -224,8 +213,8 @@ impl Path {
     /// Until the next tick, or until readers are to be told something.
     fn longest_sleep(&self) -> Duration {
         match &self.state {
-            RoleState::Leading(replicator) => {
-                replicator.publish_due().map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
+            RoleState::Leading(leading) => {
+                leading.log.publish_due().map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
             }
             RoleState::Waiting { .. } => TICK,
         }
@@ -259,15 +248,13 @@ impl Path {
 
     /// Passes on what the machine wants done.
     fn report(&mut self) {
-        let RoleState::Leading(replicator) = &mut self.state else { return };
+        let RoleState::Leading(leading) = &mut self.state else { return };
         let mut over = false;
-        // What finds no room now stays with the replicator until a later turn.
-        let room = self.control.outputs.capacity();
-        for (seat, why) in replicator.failed.drain(..room.min(replicator.failed.len())) {
+        // What finds no room now stays with the log until a later turn.
+        for (seat, why) in leading.failures(self.control.outputs.capacity()) {
             drop(self.control.outputs.try_send(FromTerm::ChannelFailed(seat, why)));
         }
-        let room = self.control.outputs.capacity().min(replicator.outputs.len());
-        for output in replicator.outputs.drain(..room) {
+        for output in leading.outputs(self.control.outputs.capacity()) {
             over |= matches!(output, Output::StepDown(_));
             // Control is gone only when the process ends.
             drop(self.control.outputs.try_send(FromTerm::Do(output)));
@@ -308,21 +295,21 @@ impl Path {
             // The receiver may have given up waiting.
             Command::Describe(reply) => drop(reply.send(self.describe())),
             Command::End => self.end(),
-            Command::Input(epoch, input) => self.state.in_term(epoch, |replicator| replicator.step(now, input)),
+            Command::Input(epoch, input) => self.state.in_term(epoch, |log| log.step(now, input)),
             Command::Prepared(identity, fresh, shared) => {
-                self.state.in_term(identity.epoch, |replicator| replicator.prepared(identity, fresh, shared, now));
+                self.state.in_term(identity.epoch, |log| log.prepared(identity, fresh, shared, now));
             }
-            Command::Connected(epoch, seat, channel, board) => self.state.in_term(epoch, |replicator| {
+            Command::Connected(epoch, seat, channel, board) => self.state.in_term(epoch, |log| {
                 if let Some(fd) = channel.readiness() {
                     self.sleeper.watch_channel(fd);
                 }
-                replicator.connected(seat, channel, board, now);
+                log.connected(seat, channel, board, now);
             }),
             Command::BoardLent(epoch, seat, board) => {
-                self.state.in_term(epoch, |replicator| replicator.board_lent(seat, board));
+                self.state.in_term(epoch, |log| log.board_lent(seat, board));
             }
             Command::Opened(epoch, seat, segment, remote) => {
-                self.state.in_term(epoch, |replicator| replicator.opened(seat, segment, remote, now));
+                self.state.in_term(epoch, |log| log.opened(seat, segment, remote, now));
             }
         }
     }

@@ -14,7 +14,7 @@ use tailwind_client::blocking::Client;
 use crate::logs::Logs;
 
 /// How long a condition may take to come true on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a sidecar may take to answer before it counts as hanging; it is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 

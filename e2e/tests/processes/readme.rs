@@ -198,8 +198,9 @@ fn rows(report: &str) -> Vec<&str> {
     rows.map(|row| row.split("  ").next().unwrap()).collect()
 }
 
-/// Runs what `./quickstart` starts. Its report has the rows of the one below a heading of README, where these have no losses.
-fn check_report(heading: &str, options: &[&str], none: [&str; 2]) {
+/// Runs what `./quickstart` starts. Its report has the rows of the one below a heading of README, in their order, and that one
+/// tells of no losses.
+fn check_report(heading: &str, options: &[&str], none: &[&str]) {
     let _test = TestContext::start();
     let memory = TempDir::new_in("/dev/shm").unwrap();
     let mut quickstart = Command::new(env!("CARGO_BIN_EXE_quickstart"));
@@ -211,7 +212,10 @@ fn check_report(heading: &str, options: &[&str], none: [&str; 2]) {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let mut blocks = blocks(README).into_iter();
     let shown = blocks.find(|block| (block.heading, block.language) == (heading, "text")).unwrap().text;
-    assert_eq!(rows(&shown), rows(&ended.out));
+    let printed = rows(&ended.out);
+    let mut rest = printed.iter();
+    let missing = rows(&shown).into_iter().find(|row| !rest.any(|other| other == row));
+    assert_eq!(missing, None, "README has {:?}, and the report {printed:?}", rows(&shown));
     for row in none {
         let line = shown.lines().find(|line| line.trim_start().starts_with(row)).unwrap();
         assert_eq!(line.rsplit(' ').next(), Some("0"), "{line}");
@@ -220,10 +224,10 @@ fn check_report(heading: &str, options: &[&str], none: [&str; 2]) {
 
 #[test]
 fn the_report_is_that_of_quickstart() {
-    check_report("", &["--file", &format!("{TOP}/README.md")], ["records lost", "records duplicated"]);
+    check_report("", &["--file", &format!("{TOP}/README.md")], &["records lost"]);
 }
 
 #[test]
 fn the_report_of_redis_is_that_of_quickstart() {
-    check_report(REDIS, &["--app", "redis"], ["answered writes lost", "writes repeated"]);
+    check_report(REDIS, &["--app", "redis"], &["answered writes lost", "writes repeated"]);
 }

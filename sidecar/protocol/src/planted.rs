@@ -70,7 +70,7 @@ bugs! {
     StrangerTrusted = "stranger-trusted",
     /// Promotion: members that were not fenced are left out of the set without a compare-and-swap. Breaks S7.
     ShrinkAssumed = "shrink-assumed",
-    /// Environment: a sidecar says where its log ends, and what is synced, without a barrier. Breaks S16.
+    /// Primary's log: a sidecar says where its log ends, and what is synced, without a barrier. Breaks S16.
     EndUnproved = "end-unproved",
     /// Follower: a returning client continues, although a cut has taken what was read. Breaks S15.
     CutIgnored = "cut-ignored",
@@ -99,7 +99,15 @@ bugs! {
     /// Primary: a copy is closed as soon as its segment is acknowledged, though its own writes are under way: while the set
     /// changes, an ack may come before they complete. Breaks S6.
     ClosedWhileWritten = "closed-while-written",
-    /// Executor: a board names what has been appended, acknowledged or not. Breaks S11.
+    /// Primary's log: an append is acknowledged as soon as anything in its segment is. Breaks S1.
+    AckedBeforeWhole = "acked-before-whole",
+    /// Primary's log: writes that were posted before a question count as its proof. Breaks S16.
+    ProvedByOldPosts = "proved-by-old-posts",
+    /// Primary's log: marks follow what was appended, acknowledged or not. Breaks S12.
+    MarkedBeforeAck = "marked-before-ack",
+    /// Primary's log: a sync asks for what is acknowledged, and answers for what is appended. Breaks the promise of a sync.
+    SyncsAckedOnly = "syncs-acked-only",
+    /// Primary's log: a board names what has been appended, acknowledged or not. Breaks S11.
     BoardBeforeAck = "board-before-ack",
     /// Primary: the beat of its boards grows with every line, whether or not barriers pass. Breaks S14.
     BeatWithoutBarrier = "beat-without-barrier",

@@ -20,6 +20,32 @@ pub enum Placement {
     Arbitrary,
 }
 
+/// How a primary's ends of its queue pairs behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sending {
+    /// Bytes of one write request at most.
+    pub post_bytes_max: u32,
+    /// Writes of the log that it is worth having on their way.
+    pub depth: u32,
+    /// Lines of a board wait for the next post.
+    pub lingers: bool,
+    /// Completions are reported bit by bit.
+    pub bit_by_bit: bool,
+}
+
+impl Sending {
+    /// As over shared memory.
+    const PLAIN: Sending = Sending { post_bytes_max: 1 << 20, depth: u32::MAX, lingers: false, bit_by_bit: false };
+
+    fn draw(random: &mut Random) -> Sending {
+        // Small requests with few of them on their way would be a link that no newcomer catches up over.
+        let (post_bytes_max, depth) =
+            *random.pick(&[(1 << 10, u32::MAX), (4 << 10, 8), (32 << 10, 1), (1 << 20, 1), (1 << 20, u32::MAX)]);
+        let (lingers, bit_by_bit) = (random.one_in(2), random.one_in(2));
+        Sending { post_bytes_max, depth, lingers, bit_by_bit }
+    }
+}
+
 /// The group of a script.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -95,6 +121,8 @@ pub struct Plan {
     pub read_grain: Option<u32>,
     /// Backups know how to pull; otherwise they are of an earlier build.
     pub pulls: bool,
+    /// How a primary's ends of its queue pairs behave.
+    pub sending: Sending,
     /// Faults that strike in this seed.
     pub faults: Vec<Fault>,
 }
@@ -137,6 +165,9 @@ impl Plan {
         if apart.one_in(5) {
             faults.push(Fault::NotesStale);
         }
+        if apart.one_in(4) {
+            faults.push(Fault::PostFails);
+        }
         Plan {
             backups,
             spares: random.below(3) as u8,
@@ -162,6 +193,7 @@ impl Plan {
             fault_pause: random.within(5_000, 150_000),
             read_grain,
             pulls,
+            sending: Sending::draw(&mut apart),
             faults,
         }
     }
@@ -187,6 +219,7 @@ impl Plan {
             fault_pause: 0,
             read_grain: None,
             pulls: shape.pulls,
+            sending: Sending::PLAIN,
             faults: vec![Fault::ClosedBitFlip],
         }
     }

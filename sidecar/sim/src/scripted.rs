@@ -390,7 +390,7 @@ impl ScriptedGroup {
     pub fn trim(&mut self, sidecar: &str, below: u64) -> Result {
         let no = self.sidecar(sidecar)?;
         self.world.primary_input(no, primary::Input::Trim(Lsn(below)));
-        let first = self.world.sidecars[no.0].lead().map(|lead| lead.machine.first_readable());
+        let first = self.world.sidecars[no.0].lead().map(|lead| lead.machine().first_readable());
         let first = first.ok_or_else(|| format!("{sidecar} is not primary"))?;
         self.world.checks.trimmed(first);
         self.trace(format!("{sidecar}: the first record that can be read is {first}"));
@@ -426,7 +426,7 @@ impl ScriptedGroup {
         let status = match (&self.world.sidecars[no.0].role, self.world.sidecars[no.0].process) {
             (_, Process::Down) => format!("{sidecar} is down"),
             (Role::Primary(lead), _) => {
-                let (p, config) = (lead.machine.positions(), lead.machine.config());
+                let (p, config) = (lead.machine().positions(), lead.machine().config());
                 let set = names(config.members.iter().map(|member| &member.id));
                 format!(
                     "{sidecar}: epoch {}, version {}, set {set}; flushed {} ≤ acked {} ≤ completed {} ≤ posted {} ≤ appended {}",

@@ -148,6 +148,8 @@ faults! {
     /// Apps sync now and then. In the end all hosts lose power at once, most lose their disks too, and a person orders the
     /// recovery from the others. Strikes once, after the faults have stopped. Drawn apart.
     SyncedAndDark = 0 "power lost everywhere after a sync, and recovered from disk",
+    /// A primary's queue pair fails at a post. Drawn apart.
+    PostFails = 0 "post failed",
     /// A link between two backups is cut, over which one pulls from the other. Drawn apart.
     BackupsApart = 0 "link between backups cut",
     /// Somebody edits how many copies the group wants. Struck by [`desired`](crate::world), not by the plan.

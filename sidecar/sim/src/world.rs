@@ -26,6 +26,7 @@ pub(crate) mod queue;
 mod reading;
 mod scrub;
 mod seats;
+mod sender;
 pub(crate) mod sidecar;
 mod standby;
 mod store;

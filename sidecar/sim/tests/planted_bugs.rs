@@ -82,6 +82,10 @@ hunts! {
     stranger_trusted StrangerTrusted after 5;
     shrink_assumed ShrinkAssumed after 4;
     closed_while_written ClosedWhileWritten after 72;
+    acked_before_whole AckedBeforeWhole after 1;
+    marked_before_ack MarkedBeforeAck after 1;
+    proved_by_old_posts ProvedByOldPosts after 1;
+    syncs_acked_only SyncsAckedOnly after 1;
     board_before_ack BoardBeforeAck after 10;
     beat_without_barrier BeatWithoutBarrier after 1507;
     no_rezeroing NoRezeroing after 1;

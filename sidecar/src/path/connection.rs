@@ -171,6 +171,8 @@ pub(super) enum Later {
     Sync,
     /// A position of the log.
     Position,
+    /// Whether the log ends before what is to be trimmed.
+    Trim,
     /// Control's answer to a status request.
     Status,
 }

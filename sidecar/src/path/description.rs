@@ -10,7 +10,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Membership, Positions, Primary};
 use tailwind_report::readiness::AppendsWaitFor;
 
-use super::replicator::Replicator;
+use super::leading::Leading;
 use super::{Path, RoleState};
 
 /// A sidecar's view of itself, for the status.
@@ -85,7 +85,7 @@ fn bytes_between(from: Position, to: Position, size: SegmentSize) -> u64 {
 impl Path {
     pub(super) fn describe(&self) -> Description {
         let leading = match &self.state {
-            RoleState::Leading(replicator) => Some(self.describe_log(replicator)),
+            RoleState::Leading(leading) => Some(leading),
             RoleState::Waiting { .. } => None,
         };
         Description {
@@ -94,22 +94,22 @@ impl Path {
             primary: self.primary_name.clone(),
             acked: self.counters.acked.load(Ordering::Relaxed),
             first: self.counters.first.load(Ordering::Relaxed),
-            leading,
+            leading: leading.map(|leading| self.describe_log(leading)),
             clients: self.clients.count(),
             rings: self.counters.rings.load(Ordering::Relaxed),
-            pending: self.pending.appends(),
-            syncs: self.pending.syncs(),
+            pending: leading.map_or(0, |leading| leading.log.appends().len()),
+            syncs: leading.map_or(0, |leading| leading.log.syncs()),
         }
     }
 
-    fn describe_log(&self, replicator: &Replicator) -> LeadingDescription {
-        let primary = replicator.primary();
+    fn describe_log(&self, leading: &Leading) -> LeadingDescription {
+        let primary = leading.log.primary();
         LeadingDescription {
             version: primary.config().version.0,
             positions: primary.positions(),
             members: self.describe_members(primary),
-            connected: replicator.members_connected(),
-            appends_wait: self.appends_wait(replicator),
+            connected: leading.log.members_connected(),
+            appends_wait: self.appends_wait(leading),
             synced: primary.synced().0,
         }
     }
@@ -131,12 +131,12 @@ impl Path {
     }
 
     /// What appends wait for, if they have waited for a while.
-    fn appends_wait(&self, replicator: &Replicator) -> Option<AppendsWaitFor> {
-        let for_room = self.stall.told(self.now())?;
-        let (primary, positions) = (replicator.primary(), replicator.primary().positions());
+    fn appends_wait(&self, leading: &Leading) -> Option<AppendsWaitFor> {
+        let for_room = leading.stall.told(self.now())?;
+        let (primary, positions) = (leading.log.primary(), leading.log.primary().positions());
         // Without a member nothing completes and no segment is opened, whatever an append meets first.
         Some(match () {
-            () if replicator.members_connected() < primary.config().members.len() => AppendsWaitFor::Members,
+            () if leading.log.members_connected() < primary.config().members.len() => AppendsWaitFor::Members,
             () if for_room => AppendsWaitFor::Room,
             () if positions.completed > positions.acked => AppendsWaitFor::Disk,
             () => AppendsWaitFor::Members,

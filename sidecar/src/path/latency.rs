@@ -1,7 +1,7 @@
 //! How long things take on the append path: what begins in one turn ends together, so the clock is read once per turn and
 //! not once per append.
 //!
-//! Kept by [`Path`](super::Path) for appends, and by [`Replicator`](super::replicator::Replicator) for what is posted.
+//! Kept by [`Leading`](super::leading::Leading) for appends, and for what is posted.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -53,12 +53,6 @@ impl Latency {
             histogram.observe(now.saturating_duration_since(span.began), span.things);
         }
     }
-
-    /// Nothing that is under way will end.
-    pub(super) fn forget(&mut self) {
-        self.spans.clear();
-        self.end = Position::default();
-    }
 }
 
 #[cfg(test)]
@@ -91,15 +85,5 @@ mod tests {
         assert_eq!(latency.spans.len(), SPANS_MAX);
         latency.finish(at(turns as u32), began, &histogram);
         assert_eq!(histogram.snapshot().count(), turns as u64);
-    }
-
-    #[test]
-    fn what_is_forgotten_is_not_counted() {
-        let (mut latency, histogram, began) = (Latency::new(), Histogram::default(), Instant::now());
-        latency.begin(at(10), 3, began);
-        latency.forget();
-        latency.begin(at(5), 1, began);
-        latency.finish(at(10), began, &histogram);
-        assert_eq!(histogram.snapshot().count(), 1);
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE};
-use tailwind_protocol::primary::Input;
 use tailwind_protocol::segment::{Payload, append_size};
 use tailwind_protocol::socket::{
     BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, READ_TAIL, Request, Response, Role,
@@ -14,9 +13,9 @@ use tailwind_protocol::socket::{
 };
 use tailwind_ring::BadPosition;
 
+use super::answers::{AppendId, Asker};
 use super::connection::{ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox, ReadOnlyReason};
 use super::options::frame_body_max;
-use super::pending::Asker;
 use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
 use super::{ClientId, ClientRequest, Path, ReadKind, RoleState, Start};
@@ -293,22 +292,18 @@ impl Path {
         records: u64,
         payloads: impl Iterator<Item = impl Payload>,
     ) -> Outcome {
-        let RoleState::Leading(replicator) = &mut self.state else {
+        let RoleState::Leading(leading) = &mut self.state else {
             context.outbox.read_only.get_or_insert(ReadOnlyReason::NotTaken);
             return self.not_primary(context);
         };
         if let Some(read_only) = context.outbox.read_only {
             return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
         }
-        if !self.pending.may_append() || !context.outbox.may_append() {
+        let append = AppendId { client: context.client, slot: context.slot as u32, request: context.request };
+        if !leading.log.may_append() || !context.outbox.may_append() || !leading.append(append, size, payloads) {
             return Outcome::Later;
         }
-        let Some(placed) = replicator.append(size, payloads) else {
-            self.stall.refuse();
-            return Outcome::Later;
-        };
         context.outbox.owe(Later::Append);
-        self.pending.add_append(placed, context.client, context.slot, context.request);
         self.counters.appends.fetch_add(1, Ordering::Relaxed);
         self.counters.records.fetch_add(records, Ordering::Relaxed);
         self.counters.bytes.fetch_add(size as u64, Ordering::Relaxed);
@@ -327,60 +322,47 @@ impl Path {
     }
 
     fn on_barrier(&mut self, context: &mut RequestContext<'_>) -> Outcome {
-        let RoleState::Leading(replicator) = &self.state else { return self.not_primary(context) };
+        let RoleState::Leading(leading) = &mut self.state else { return self.not_primary(context) };
         // What its client knew was true in the epoch of the connection; a barrier proves nothing about those since.
         if let Some(read_only) = context.outbox.read_only {
             return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
         }
         // A seat proves itself in the active segment's buffer, so there has to be one.
-        if !replicator.is_ready() {
-            self.stall.refuse();
-            return Outcome::Later;
-        }
-        if !self.pending.may_add_barrier() {
+        if !leading.is_ready() || !leading.log.may_ask() {
             return Outcome::Later;
         }
         context.outbox.owe(Later::Barrier);
-        self.pending.add_barrier(replicator.primary().barrier(), Asker::Barrier(context.client, context.request));
+        leading.log.ask(Asker::Barrier(context.client, context.request));
         Outcome::Done
     }
 
     fn on_sync(&mut self, context: &mut RequestContext<'_>) -> Outcome {
-        let RoleState::Leading(replicator) = &mut self.state else { return self.not_primary(context) };
+        let RoleState::Leading(leading) = &mut self.state else { return self.not_primary(context) };
         // What its client has appended in the epoch of the connection may not be in the log.
         if let Some(read_only) = context.outbox.read_only {
             return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
         }
-        if !replicator.is_ready() {
-            self.stall.refuse();
+        if !leading.is_ready() || !leading.log.may_sync() {
             return Outcome::Later;
         }
-        if !self.pending.may_add_sync() {
-            return Outcome::Later;
-        }
-        let last = replicator.sync();
         context.outbox.owe(Later::Sync);
-        self.pending.add_sync(last, context.client, context.request);
+        leading.log.sync(Asker::Sync(context.client, context.request));
         Outcome::Done
     }
 
     fn on_trim(&mut self, context: &mut RequestContext<'_>, below: Lsn) -> Outcome {
         let now = self.now();
-        let acked = self.counters.acked.load(Ordering::Relaxed);
-        let RoleState::Leading(replicator) = &mut self.state else { return self.not_primary(context) };
-        if below > Lsn(acked).next() {
-            let message = match acked {
-                0 => format!("cannot trim below LSN {below}: no record has been acknowledged yet"),
-                _ => {
-                    format!("cannot trim below LSN {below}: LSN {acked} is the last acknowledged record; trim up to it")
-                }
-            };
-            return self.refuse(context, ErrorCode::BeyondEnd, false, &message);
+        let RoleState::Leading(leading) = &mut self.state else { return self.not_primary(context) };
+        if let Some(first) = leading.trim(below, now, &self.counters) {
+            context.outbox.answer(context.request, &Response::Trimmed { first });
+            return Outcome::Done;
         }
-        replicator.step(now, Input::Trim(below));
-        let first = replicator.primary().first_readable().0;
-        self.counters.first.store(first, Ordering::Release);
-        context.outbox.answer(context.request, &Response::Trimmed { first });
+        // Where the log ends only a primary may say.
+        if !leading.is_ready() || !leading.log.may_ask() {
+            return Outcome::Later;
+        }
+        context.outbox.owe(Later::Trim);
+        leading.log.ask(Asker::Trim(context.client, context.request, below));
         Outcome::Done
     }
 
@@ -388,17 +370,12 @@ impl Path {
         if !context.outbox.may_ask_position() {
             return Outcome::Later;
         }
-        match &self.state {
-            RoleState::Leading(replicator) => {
-                if !replicator.is_ready() {
-                    self.stall.refuse();
+        match &mut self.state {
+            RoleState::Leading(leading) => {
+                if !leading.is_ready() || !leading.log.may_ask() {
                     return Outcome::Later;
                 }
-                if !self.pending.may_add_barrier() {
-                    return Outcome::Later;
-                }
-                let asker = Asker::Position(context.client, context.request);
-                self.pending.add_barrier(replicator.primary().barrier(), asker);
+                leading.log.ask(Asker::Position(context.client, context.request));
             }
             RoleState::Waiting { .. } => {
                 drop(self.control.requests.try_send(ClientRequest::Position(context.client, context.request)));
@@ -429,7 +406,9 @@ impl Path {
                 None => return Outcome::Later,
             },
         };
-        if self.pending.waits_up_to(after) {
+        if let RoleState::Leading(leading) = &self.state
+            && leading.waits_up_to(after)
+        {
             return Outcome::Later;
         }
         context.outbox.read_after = None;

@@ -4,14 +4,13 @@
 
 use std::sync::atomic::Ordering;
 
-use tailwind_protocol::ids::{Epoch, Position};
+use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::primary::Primary;
 use tailwind_protocol::socket::{ErrorCode, Role};
 
 use super::Path;
 use super::connection::{KnownRole, ReadOnlyReason};
-use super::replicator::Replicator;
-use super::stall::Stall;
+use super::leading::{Leading, Log};
 
 /// The error message for each append that was in flight when this sidecar lost its role.
 const LOST_ROLE: &str = "this sidecar lost its role before every backup had confirmed: the append may or may not be in \
@@ -20,14 +19,14 @@ const LOST_ROLE: &str = "this sidecar lost its role before every backup had conf
 /// Primary with its log, or not primary.
 pub(super) enum RoleState {
     Waiting { role: Role },
-    Leading(Box<Replicator>),
+    Leading(Box<Leading>),
 }
 
 impl RoleState {
-    /// Acts on the replicator, unless the term of this epoch is over.
-    pub(super) fn in_term(&mut self, epoch: Epoch, act: impl FnOnce(&mut Replicator)) {
+    /// Acts on the log, unless the term of this epoch is over.
+    pub(super) fn in_term(&mut self, epoch: Epoch, act: impl FnOnce(&mut Log)) {
         match self {
-            RoleState::Leading(replicator) if replicator.primary().config().epoch == epoch => act(replicator),
+            RoleState::Leading(leading) if leading.log.primary().config().epoch == epoch => act(&mut leading.log),
             _ => {}
         }
     }
@@ -51,19 +50,17 @@ impl Path {
         // Epochs only grow; 0 means that nothing new is known.
         let epoch = self.epoch.max(epoch);
         let changed = (self.role(), self.epoch, &self.primary_name) != (role, epoch, &primary);
-        if let RoleState::Leading(_) = std::mem::replace(&mut self.state, RoleState::Waiting { role }) {
+        if let RoleState::Leading(ended) = std::mem::replace(&mut self.state, RoleState::Waiting { role }) {
             self.losses += 1;
             // Also those with nothing in flight: others may append meanwhile, and their apps do not know.
             for client in self.clients.iter_mut().filter(|client| client.outbox.greeted) {
                 client.outbox.read_only = Some(ReadOnlyReason::RoleLost);
                 client.outbox.read_after = None;
             }
-            self.pending.left_behind = Position::default();
-            self.stall = Stall::default();
+            self.refuse_waiting(*ended, LOST_ROLE);
         }
         self.epoch = epoch;
         self.primary_name = primary;
-        self.fail_pending(LOST_ROLE);
         if changed {
             self.announce_role();
         }
@@ -74,14 +71,17 @@ impl Path {
         self.primary_name.clone_from(&self.me);
         self.counters.first.store(primary.first_readable().0, Ordering::Release);
         self.counters.acked.store(last, Ordering::Release);
-        self.state = RoleState::Leading(Box::new(Replicator::new(primary)));
+        self.state = RoleState::Leading(Box::new(Leading::new(primary)));
         self.announce_role();
         self.welcome_held();
     }
 
     /// Tells the clients that this sidecar is ending.
     pub(super) fn end(&mut self) {
-        self.fail_pending("this sidecar is ending: the append may or may not be in the log");
+        let role = self.role();
+        if let RoleState::Leading(ended) = std::mem::replace(&mut self.state, RoleState::Waiting { role }) {
+            self.refuse_waiting(*ended, "this sidecar is ending: the append may or may not be in the log");
+        }
         for client in self.clients.iter_mut() {
             client.outbox.refuse(0, ErrorCode::ShuttingDown, true, 0, "this sidecar is ending");
         }

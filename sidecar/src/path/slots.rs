@@ -17,6 +17,7 @@ use tailwind_protocol::socket::{ErrorCode, Role};
 use super::Path;
 use super::connection::{ClientConnection, DetachedConnection, Outbox, ReadOnlyReason};
 use super::messages::ClientId;
+use super::role::RoleState;
 
 /// Clients at once. Each has an inbox, which holds the largest record, and an outbox: 64 × 1.5 MiB = 96 MiB at most.
 pub const CONNECTIONS_MAX: usize = 64;
@@ -260,14 +261,19 @@ impl Path {
         for slot in hung_up(clients).ok()? {
             self.close(slot);
         }
-        Some(self.pending.left_behind)
+        Some(match &self.state {
+            RoleState::Leading(leading) => leading.left_behind,
+            RoleState::Waiting { .. } => Position::default(),
+        })
     }
 
     /// Closes a connection. Its appends that were taken are replicated all the same.
     pub(super) fn close(&mut self, slot: usize) {
         if let Some(client) = self.clients.free(slot) {
             self.sleeper.forget(client.fd());
-            self.pending.on_close(&client);
+            if let RoleState::Leading(leading) = &mut self.state {
+                leading.on_close(&client);
+            }
             self.batch_memory.leave(client.id, &client.inbox);
             self.counters.clients.send_modify(|clients| *clients -= 1);
         }

@@ -1,6 +1,6 @@
 //! Whether appends or barriers wait: they find no room, or are not acknowledged or passed, and nothing moves.
 //!
-//! Kept by [`Path`](super::Path), which tells it of every tick; told in the [`Description`](super::Description).
+//! Kept by [`Leading`](super::leading::Leading), which tells it of every tick; told in the [`Description`](super::Description).
 
 use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::Position;

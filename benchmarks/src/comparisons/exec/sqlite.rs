@@ -51,10 +51,10 @@ impl Shell {
     pub(super) fn alone(folder: &Path) -> Result<Shell> {
         let mut processes = Processes::new(folder, "sqlite-")?;
         let (pipe, out) = (processes.path("statements"), processes.path("out"));
-        let words = command(&processes.path("database"), &pipe)?;
         let statements = make_pipe(&pipe)?;
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
+        let [shell, options @ ..] = command(&pipe)?;
+        let mut command = Command::new(shell);
+        command.args(options).arg(processes.path("database"));
         processes.start("sqlite", command)?;
         Shell::begin(statements, out, RunsIn::Folder { _processes: processes })
     }
@@ -63,12 +63,9 @@ impl Shell {
     pub(super) fn under(ours: Ours) -> Result<Shell> {
         let (pipe, out) = (beside(&ours, "statements"), beside(&ours, "sqlite-out"));
         let statements = make_pipe(&pipe)?;
-        let words = command(Path::new("database"), &pipe)?;
+        let command = command(&pipe)?;
         let containers = follow("sqlite", &ours, |directory| {
-            let mut words = words.clone();
-            words.pop();
-            words.push(directory.join("database").into());
-            words
+            command.iter().cloned().chain([directory.join("database").into()]).collect()
         })?;
         Shell::begin(statements, out, RunsIn::Group { _containers: containers, _ours: Box::new(ours) })
     }
@@ -116,11 +113,10 @@ impl Shell {
     }
 }
 
-/// The database is the last word.
-fn command(database: &Path, pipe: &Path) -> Result<Vec<OsString>> {
+/// The shell and its options; the database follows.
+fn command(pipe: &Path) -> Result<[OsString; 5]> {
     let read = format!(".read {}", pipe.display());
-    let words = [installed("sqlite3", "sqlite3")?.into(), "-batch".into(), "-bail".into(), "-cmd".into(), read.into()];
-    Ok(words.into_iter().chain([database.into()]).collect())
+    Ok([installed("sqlite3", "sqlite3")?.into(), "-batch".into(), "-bail".into(), "-cmd".into(), read.into()])
 }
 
 /// A pipe with a name, which stays open: the shell never comes to its end.

@@ -11,7 +11,7 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::{Scanner, verify};
 
-use super::lead::{Lead, Proved};
+use super::lead::{About, Lead};
 use super::network::{Answer, Silence};
 use super::sidecar::{Purpose, Role};
 use super::{HostNo, SidecarNo, World, group};
@@ -71,17 +71,17 @@ impl World {
             false => (self.batch(), PIPELINE_MAX),
         };
         self.with_lead(of, |_, lead| {
-            if !quiet && lead.backlog.len() + lead.unacked.len() < most {
+            if !quiet && lead.waiting() < most {
                 lead.backlog.push_back(batch);
             }
             if sync {
                 lead.sync(asked);
             }
             if barrier {
-                lead.prove(asked, Proved::Role);
+                lead.prove(asked, About::Role);
             }
             if asks_for_end {
-                lead.prove(asked, Proved::End);
+                lead.prove(asked, About::End);
             }
         });
         if self.random.one_in(60) {
@@ -133,13 +133,13 @@ impl World {
         if app.reading.is_some() || app.has_read_all() {
             return;
         }
-        let next = app.next_read.max(lead.machine.first_readable());
+        let next = app.next_read.max(lead.machine().first_readable());
         if next > app.next_read
             && let Some(lost) = self.checks.owed().find(|record| record.lsn >= app.next_read && record.lsn < next)
         {
             broken("S1", format!("the log begins at {next}, and record {} is owed", lost.lsn));
         }
-        let found = lead.machine.closed().iter().find(|(_, closure)| closure.last >= next).copied();
+        let found = lead.machine().closed().iter().find(|(_, closure)| closure.last >= next).copied();
         self.sidecars[of.0].app.next_read = next;
         match found {
             Some((identity, closure)) => {
@@ -163,7 +163,7 @@ impl World {
     fn fetch_next(&mut self, of: SidecarNo) {
         let Some((identity, closure, tries)) = self.sidecars[of.0].app.reading else { return };
         let Role::Primary(lead) = &self.sidecars[of.0].role else { return };
-        let config = lead.machine.config();
+        let config = lead.machine().config();
         let mut sources: Vec<HostNo> = self.hosts.iter().map(|host| host.no).collect();
         sources.sort_by_key(|no| config.member(&self.hosts[no.0].name).is_none());
         let Some(source) = sources.get(tries).copied() else {
@@ -211,8 +211,9 @@ impl World {
 /// Acknowledged records of the open end, from `next` on.
 fn open_records(lead: &Lead, next: Lsn, acked: Lsn) -> Vec<(Lsn, Vec<u8>)> {
     let mut records = Vec::new();
-    for (identity, bytes) in lead.memory.values() {
-        let Ok(mut scanner) = Scanner::new(bytes, identity) else { continue };
+    for (identity, published) in lead.memory.values() {
+        let bytes = published.whole(identity);
+        let Ok(mut scanner) = Scanner::new(&bytes, identity) else { continue };
         while let Ok(append) = scanner.next_append() {
             let wanted = append.records().filter(|record| record.lsn >= next && record.lsn <= acked);
             records.extend(wanted.map(|record| (record.lsn, record.payload.to_vec())));

@@ -2,8 +2,7 @@
 //!
 //! Its buffer is lent and closed by its own daemon, whose requests are asked here; the bytes come by a one-sided read out of the
 //! source's memory, or from its process, and are written piece by piece. The source may die, freeze, rot or be cut off
-//! meanwhile, the buffer may be taken back, and the caller may have given up long ago: this process goes on all the same, which
-//! the production one does not.
+//! meanwhile, the buffer may be taken back, and the caller may give up: then the pull ends, sooner or later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +16,7 @@ use super::network::Answer;
 use super::queue::{MS, Micros};
 use super::reading::ReadFor;
 use super::{Event, HostNo, World, group};
+use crate::tally::Fault;
 use crate::trace::{records, trace};
 
 /// Pulls of one process at a time.
@@ -43,15 +43,19 @@ pub(crate) enum PullEvent {
     Write(u32, usize),
     /// The source has taken too long.
     Late(u32),
+    /// The caller's connection has ended.
+    CallerGone,
 }
 
 impl PullEvent {
-    fn attempt(&self) -> u32 {
+    /// The try that it is about; none if it is about all of them.
+    fn attempt(&self) -> Option<u32> {
         match self {
             PullEvent::Ask(attempt, ..)
             | PullEvent::Bytes(attempt, _)
             | PullEvent::Write(attempt, _)
-            | PullEvent::Late(attempt) => *attempt,
+            | PullEvent::Late(attempt) => Some(*attempt),
+            PullEvent::CallerGone => None,
         }
     }
 }
@@ -133,6 +137,10 @@ impl World {
         let pulling =
             Pulling { machine, request, id, buffer: None, bytes: Vec::new(), attempt: 0, reads: false, copied: true };
         pulls.under_way.insert(pull, pulling);
+        if self.fault_occurs(Fault::MessageLost, 100) {
+            let (life, later) = (self.hosts[no.0].life, self.random.within(1, 300) * MS);
+            self.queue.plan(later, Event::Pull(no, life, pull, PullEvent::CallerGone));
+        }
         self.go_on(no, pull, next);
     }
 
@@ -166,14 +174,20 @@ impl World {
         }
     }
 
-    fn end_pull(&mut self, no: HostNo, pull: PullNo, result: Result<(), Refusal>) {
-        let Some(pulling) = self.hosts[no.0].pulls.under_way.remove(&pull) else { return };
+    /// Takes a pull that has ended off the list, and gives its buffer up unless that is `kept`.
+    fn take_pull(&mut self, no: HostNo, pull: PullNo, kept: bool) -> Option<Pulling> {
+        let pulling = self.hosts[no.0].pulls.under_way.remove(&pull)?;
         let filled = self.hosts[no.0].pulls.filled.extract_if(.., |_, by| *by == pull).map(|(slot, _)| slot);
-        let given_up: Vec<Slot> = filled.filter(|_| result.is_err()).collect();
+        let given_up: Vec<Slot> = filled.filter(|_| !kept).collect();
         for slot in given_up {
             self.step_host(no, backup::Input::GivenUp(slot));
             self.wake_host(no);
         }
+        Some(pulling)
+    }
+
+    fn end_pull(&mut self, no: HostNo, pull: PullNo, result: Result<(), Refusal>) {
+        let Some(pulling) = self.take_pull(no, pull, result.is_ok()) else { return };
         let (name, segment) = (&self.hosts[no.0].name, pulling.request.identity.segment);
         let answer = match result {
             Ok(()) => {
@@ -286,7 +300,10 @@ impl World {
         if host.running == Running::Frozen && !matches!(event, PullEvent::Ask(..)) {
             return self.queue.plan(THAW, Event::Pull(no, life, pull, event));
         }
-        let current = |pulling: &&mut Pulling| pulling.attempt == event.attempt() && !pulling.copied;
+        let current = |pulling: &&mut Pulling| match event.attempt() {
+            Some(attempt) => pulling.attempt == attempt && !pulling.copied,
+            None => true,
+        };
         let Some(pulling) = host.pulls.under_way.get_mut(&pull).filter(current) else { return };
         match event {
             PullEvent::Ask(attempt, source, way) => self.ask_source(no, pull, attempt, source, way),
@@ -296,6 +313,11 @@ impl World {
             }
             PullEvent::Bytes(_, Err(why)) => self.copied(no, pull, Err(why)),
             PullEvent::Write(attempt, at) => self.write_piece(no, pull, attempt, at),
+            PullEvent::CallerGone => {
+                let segment = pulling.request.identity.segment;
+                trace!(self, "{}: nobody waits for segment {segment} any more", self.hosts[no.0].name);
+                self.take_pull(no, pull, false);
+            }
             PullEvent::Late(_) if pulling.reads => self.copied(no, pull, Err("no read in time".to_owned())),
             PullEvent::Late(_) => self.end_copy(no, pull, Err(CopyError::Silent("no answer in time".to_owned()))),
         }

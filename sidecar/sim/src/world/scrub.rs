@@ -106,12 +106,12 @@ impl World {
 
     fn unrepaired(&self) -> Option<String> {
         let leads = self.sidecars.iter().filter(|sidecar| sidecar.process == Process::Up);
-        let Some(lead) = leads.filter_map(super::Sidecar::lead).find(|lead| !lead.machine.is_over()) else {
+        let Some(lead) = leads.filter_map(super::Sidecar::lead).find(|lead| !lead.machine().is_over()) else {
             return Some("nobody leads".to_owned());
         };
-        for member in &lead.machine.config().members {
+        for member in &lead.machine().config().members {
             let host = &self.hosts[self.host_of(&member.id).0];
-            for (identity, closure) in lead.machine.closed() {
+            for (identity, closure) in lead.machine().closed() {
                 let elsewhere = || self.hosts.iter().any(|other| has_sound(other, identity, closure));
                 if host.boot == member.boot && !has_sound(host, identity, closure) && elsewhere() {
                     return Some(format!("segment {} stays corrupt at {}", identity.segment, member.id));

@@ -2,8 +2,6 @@
 //!
 //! Called by [`lead`](super::lead) and [`sidecar`](super::sidecar).
 
-use std::collections::BTreeMap;
-
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::config::{Configuration, MemberRef};
 use tailwind_protocol::ids::{Offset, SegmentId};
@@ -30,47 +28,37 @@ pub(crate) struct Link {
     /// What its last heartbeat said: whether readers look at its board.
     pub(super) followed: bool,
     pub(super) channel: Option<ChannelId>,
-    pub(super) board: Option<(Slot, Key)>,
-    pub(super) remotes: BTreeMap<SegmentId, (Slot, Key)>,
+    /// It has lent its board.
+    board: bool,
 }
 
 impl World {
     pub(super) fn link_to(&self, member: MemberRef) -> Link {
         let host = self.host_of(&member.id);
         let (life, heard) = (self.hosts[host.0].life, self.queue.now());
-        let (channel, board, remotes) = (None, None, BTreeMap::new());
-        Link { member, host, life, heard, followed: false, channel, board, remotes }
+        Link { member, host, life, heard, followed: false, channel: None, board: false }
     }
 
     /// A member has answered what it was asked for an output.
     pub(crate) fn on_seat_answer(&mut self, of: SidecarNo, output: Output, answer: Result<Answer, Silence>) {
+        if let (Ok(Answer::Granted(slot, key, board)), Output::Open(seat, identity)) = (&answer, &output) {
+            return self.on_lent(of, *seat, identity.segment, (*slot, *key), *board);
+        }
         let Some(link) = output.seat().and_then(|seat| self.link(of, seat)) else { return };
         let mut flushed = Offset(0);
         match (answer, &output) {
             (Ok(Answer::Connected(boot, channel, board)), Output::Connect(seat, _)) if boot == link.member.boot => {
-                (link.channel, link.board) = (Some(channel), board);
-                let (seat, lends) = (*seat, board.is_some());
-                self.with_lead(of, |_, lead| {
-                    if lends {
-                        lead.machine.board_lent(seat);
-                    }
+                (link.channel, link.board) = (Some(channel), board.is_some());
+                let (seat, now) = (*seat, self.time(of));
+                return self.with_lead(of, |world, lead| {
+                    let sender = world.sender(channel, &lead.wire);
+                    lead.log.connected(seat, sender, board, now);
                 });
             }
             // Other memory behind the name: this is not the member that was meant.
             (Ok(Answer::Connected(_, channel, _)), _) => {
                 self.close_sender(channel);
                 return self.seat_failed(of, &output, &Failure::Unreachable("it has restarted".to_owned()));
-            }
-            (Ok(Answer::Granted(slot, key, board)), Output::Open(seat, identity)) => {
-                link.remotes.insert(identity.segment, (slot, key));
-                let lent = link.board.is_none() && board.is_some();
-                link.board = link.board.or(board);
-                let seat = *seat;
-                self.with_lead(of, |_, lead| {
-                    if lent {
-                        lead.machine.board_lent(seat);
-                    }
-                });
             }
             (Ok(Answer::Flushed(end)), _) => flushed = end,
             // An answer of another kind than was asked for fails, as in production.
@@ -87,6 +75,25 @@ impl World {
         if let Some(done) = output.done(flushed) {
             self.primary_input(of, done);
         }
+    }
+
+    /// A member has lent a buffer, and perhaps its board: also one whose seat another has now. The log knows.
+    fn on_lent(
+        &mut self,
+        of: SidecarNo,
+        seat: Seat,
+        segment: SegmentId,
+        buffer: (Slot, Key),
+        board: Option<(Slot, Key)>,
+    ) {
+        let news = board.filter(|_| self.link(of, seat).is_none_or(|link| !std::mem::replace(&mut link.board, true)));
+        let now = self.time(of);
+        self.with_lead(of, |_, lead| {
+            if let Some(board) = news {
+                lead.log.board_lent(seat, board);
+            }
+            lead.log.opened(seat, segment, buffer, now);
+        });
     }
 
     pub(super) fn seat_failed(&mut self, of: SidecarNo, output: &Output, failure: &Failure) {
@@ -107,27 +114,28 @@ impl World {
         }
     }
 
-    fn seat_of(&self, of: SidecarNo, channel: ChannelId) -> Option<Seat> {
-        let lead = self.sidecars[of.0].lead()?;
-        lead.links.iter().find(|(_, link)| link.channel == Some(channel)).map(|(seat, _)| *seat)
+    /// The channel is that of a member's seat.
+    fn has_seat(&self, of: SidecarNo, channel: ChannelId) -> bool {
+        let lead = self.sidecars[of.0].lead();
+        lead.is_some_and(|lead| lead.links.values().any(|link| link.channel == Some(channel)))
     }
 
     pub(crate) fn on_completed(&mut self, of: SidecarNo, channel: ChannelId) {
-        if let Some(seat) = self.seat_of(of, channel) {
-            self.with_lead(of, |_, lead| {
-                lead.machine.completed(usize::from(seat.index), 1);
-            });
-        } else {
-            self.on_image_written(of, channel);
+        match self.has_seat(of, channel) {
+            true => self.with_lead(of, |_, lead| lead.wire.complete(channel)),
+            false => {
+                self.on_image_written(of, channel);
+            }
         }
     }
 
     pub(crate) fn on_broken(&mut self, of: SidecarNo, channel: ChannelId) {
         self.note_failed_channel(channel);
-        if let Some(seat) = self.seat_of(of, channel) {
-            self.primary_input(of, Input::Lost(seat));
-        } else {
-            self.on_image_broken(of, channel);
+        match self.has_seat(of, channel) {
+            true => self.with_lead(of, |_, lead| lead.wire.break_channel(channel)),
+            false => {
+                self.on_image_broken(of, channel);
+            }
         }
     }
 
@@ -146,10 +154,7 @@ impl World {
         for (seat, followed) in changed {
             self.primary_input(of, Input::Followed(seat, followed));
         }
-        if let Role::Primary(lead) = &mut self.sidecars[of.0].role {
-            lead.mark();
-        }
-        self.primary_input(of, Input::Tick);
+        self.tick_lead(of);
         self.ask_for_damage(of);
     }
 
@@ -178,7 +183,7 @@ impl World {
     }
 
     pub(crate) fn on_spare_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {
-        let Some(epoch) = self.sidecars[of.0].lead().map(|lead| lead.machine.config().epoch) else { return };
+        let Some(epoch) = self.sidecars[of.0].lead().map(|lead| lead.machine().config().epoch) else { return };
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => self.believe(inventory, epoch, epoch),
             other => Err(failure(other)),

@@ -9,6 +9,7 @@ use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
+use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{self, Seat};
 use tailwind_protocol::promotion::Task;
 use tailwind_protocol::rpc::{Failure, Inventory, TermId};
@@ -72,7 +73,7 @@ pub(crate) enum Again {
     /// What a member asked to hear later.
     Output(Box<primary::Output>),
     /// Local memory is ready.
-    Prepared(SegmentId),
+    Prepared(SegmentIdentity),
     Image(ImageId),
     /// So many writes were left at the last look.
     ImageIdle(ImageId, usize),
@@ -277,7 +278,7 @@ impl World {
     fn try_again(&mut self, to: SidecarNo, again: Again) {
         match again {
             Again::Output(output) => self.execute_again(to, *output),
-            Again::Prepared(segment) => self.primary_input(to, primary::Input::Prepared(segment)),
+            Again::Prepared(identity) => self.on_prepared(to, identity),
             Again::Image(image) => self.move_image(to, image),
             Again::ImageIdle(image, writes) => self.give_up_idle_image(to, image, writes),
             Again::Survey(after) => self.survey(to, after),

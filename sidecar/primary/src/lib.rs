@@ -1,0 +1,21 @@
+//! What a primary does with its memory and its channels: the shell around [`tailwind_protocol::primary`], without threads,
+//! sockets or clock.
+//!
+//! Driven by the sidecar's append path, which adds clients, real channels and time, and by the simulator, which adds virtual
+//! time and faults. In the order in which a record meets them: [`fabric`] (the two narrow traits that a host implements),
+//! `segments` (places it in the open segment), `members` (posts it, collects completions), `waits` (who waits for what), and
+//! [`PrimaryLog::turn`], which does all of it once. Beside them: `board` (what readers are told).
+//!
+//! Nothing here allocates per record, locks, logs or blocks.
+
+mod board;
+pub mod fabric;
+mod log;
+mod members;
+mod segments;
+mod waits;
+
+pub use fabric::{Channel, Fabric};
+pub use log::{Listener, Moment, PrimaryLog, Proof, Turned};
+pub use segments::Placed;
+pub use waits::{APPENDS_MAX, QUESTIONS_MAX, SYNCS_MAX};
