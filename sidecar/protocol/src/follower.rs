@@ -450,8 +450,13 @@ impl Follower {
         if known.is_some_and(|known| known.stamp() >= config.stamp()) {
             return;
         }
+        let shared = self.history.shared_up_to(config.log, &config.cuts);
         if let Err(parted) = self.history.go_on(self.next, config.log, &config.cuts) {
             return self.end(Output::Parted(parted), parted.to_string(), out);
+        }
+        // What was acknowledged behind a cut is lost.
+        if let Some(last) = shared {
+            self.acked = self.acked.min(last);
         }
         self.config = Some(config.clone());
         // A follower that waits for a board that moves may find one now.
@@ -551,6 +556,10 @@ impl Follower {
         };
         if identity.log != config.log || identity.epoch < self.epoch {
             return self.leave(now, format!("its board is of epoch {}, {} is known", identity.epoch, self.epoch), out);
+        }
+        // It was on its way when the log was cut, and may name what is lost.
+        if config.cuts.last().is_some_and(|cut| identity.epoch < cut.epoch) {
+            return self.leave(now, format!("its board is of epoch {}, before the log was cut", identity.epoch), out);
         }
         // Where the log was cut when this epoch was won stands in the config store: before that is known, what it names may follow
         // another history.

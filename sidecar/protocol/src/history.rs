@@ -56,6 +56,11 @@ impl History {
         History((log.0 as u64) << 32 | epoch.saturating_add(1).min(u64::from(u32::MAX)))
     }
 
+    /// The last record that is the same in this log, with these cuts. `None`: it has not been cut since.
+    pub fn shared_up_to(self, log: LogId, cuts: &[Cut]) -> Option<Lsn> {
+        cuts.iter().filter(|cut| History::of(log, &[**cut]).0 > self.0).map(|cut| cut.last).min()
+    }
+
     /// Moves on to the history of this log, with these cuts, if the records before `next` are the same there.
     pub fn go_on(&mut self, next: Lsn, log: LogId, cuts: &[Cut]) -> Result<(), Parted> {
         let now = History::of(log, cuts);
@@ -66,8 +71,7 @@ impl History {
             if self.0 > now.0 {
                 return Err(Parted::NotKnown);
             }
-            let since = cuts.iter().filter(|cut| History::of(log, &[**cut]).0 > self.0);
-            let taken = since.map(|cut| cut.last).min().filter(|last| next.prev() > *last);
+            let taken = self.shared_up_to(log, cuts).filter(|last| next.prev() > *last);
             if let Some(last) = taken.filter(|_| !planted::has(Bug::CutIgnored)) {
                 return Err(Parted::Cut(last));
             }

@@ -631,6 +631,13 @@ fn a_log_that_was_cut_ends_it_however_long_it_is_by_now() {
     scene.pass(BEAT * 4);
     scene.shows(&[&logs[0]]);
     let shown = scene.follower.next().prev();
+    // There is more, which it does not get to read.
+    let lost = Lsn(shown.0 + 100);
+    scene.members[0].progress.acked = lost;
+    scene.members[0].progress.end = Position::new(SegmentId(2), Offset(0));
+    scene.pass(BEAT * 4);
+    scene.shows(&[&logs[0]]);
+    assert_eq!(scene.follower.lag(scene.now).acked, lost);
     let reopened = SegmentIdentity { epoch: Epoch(9), ..logs[1].identity };
     let later = Log::write_from(shown.next(), reopened, appends(8, 50));
     let closed = Copy { log: logs[0].clone(), closed: true, in_memory: true, unflushed: true, corrupt: false };
@@ -651,10 +658,29 @@ fn a_log_that_was_cut_ends_it_however_long_it_is_by_now() {
     scene.pass(BEAT * 8);
     scene.shows(&[&logs[0]]);
     // It was cut behind what was shown: that is part of both histories.
+    late.members.iter_mut().for_each(|member| member.answers = false);
     late.see(&Configuration { cuts: vec![cut(shown)], ..won });
-    late.pass(BEAT * 8);
+    assert_eq!(late.follower.lag(late.now).acked, shown, "what was acknowledged behind the cut is lost");
+    late.members.iter_mut().for_each(|member| member.answers = true);
+    late.pass(STALE_AFTER * 2);
     assert_eq!(late.parted, None);
     late.shows(&[&logs[0], &later]);
+    assert_eq!(late.follower.lag(late.now).acked, late.follower.next().prev());
+}
+
+/// It was read just before its member was fenced.
+#[test]
+fn a_board_from_before_a_cut_is_not_believed() {
+    let logs = segments(&[8]);
+    let mut scene = Scene::new(1, 4096, vec![Member { answers: false, ..Member::new(1, vec![open(&logs[0])]) }]);
+    let cut = Cut { epoch: Epoch(9), last: Lsn(3), ordered: None };
+    let won = Configuration { cuts: vec![cut], ..scene.configuration(identity().log, 9) };
+    scene.see(&won);
+    scene.members[0].answers = true;
+    scene.pass(STALE_AFTER * 2);
+    assert_eq!(scene.follower.lag(scene.now).acked, Lsn(0));
+    assert!(scene.left.iter().any(|why| why == "its board is of epoch 1, before the log was cut"), "{:?}", scene.left);
+    scene.shows(&[]);
 }
 
 #[test]

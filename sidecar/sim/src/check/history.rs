@@ -177,6 +177,14 @@ impl Checks {
         }
     }
 
+    /// A follower in the latest history, which has believed a board of this epoch, names this record as acknowledged (S11).
+    pub(crate) fn lag_names(&self, epoch: Epoch, acked: Lsn) {
+        let last = self.history.last();
+        if acked > last && epoch >= self.history.excused {
+            broken("S11", format!("a follower names record {acked} as acknowledged, and the log ends with {last}"));
+        }
+    }
+
     /// A reader takes this record for the last one that was acknowledged before a moment (S14).
     pub(crate) fn board_covers(&self, epoch: Epoch, acked: Lsn, moment: u64) {
         if epoch < self.history.excused {
@@ -302,6 +310,14 @@ mod tests {
         checks.submitted(identity(2, 2), Lsn(3), 72, &[record(b"d")]);
         checks.acked(Epoch(2), Lsn(3), |_| false);
         checks.board_shows(Epoch(1), Lsn(3));
+    }
+
+    #[test]
+    #[should_panic(expected = "S11 is broken: a follower names record 3 as acknowledged, and the log ends with 2")]
+    fn a_follower_that_names_what_is_lost_is_noticed() {
+        let checks = three_records();
+        checks.lag_names(Epoch(1), Lsn(2));
+        checks.lag_names(Epoch(1), Lsn(3));
     }
 
     #[test]

@@ -232,6 +232,7 @@ impl World {
             let covers = now - behind;
             self.checks.board_covers(follow.machine.epoch(), follow.expected.prev(), covers.as_micros() as Micros);
         }
+        self.judge_lag(&follow.machine);
         let wake = follow.machine.wake_at().map(|at| at.as_micros() as Micros);
         if let Some(at) = wake.filter(|at| *at != follow.wakes_at) {
             follow.wakes_at = at;
@@ -242,6 +243,14 @@ impl World {
         sidecar.follow = Some(follow);
         for output in out {
             self.execute_follow(of, output);
+        }
+    }
+
+    /// What its app is told to be acknowledged is, in the history that the app is in.
+    fn judge_lag(&self, machine: &Follower) {
+        let Some(config) = self.store.content() else { return };
+        if machine.history() == History::of(config.log, &config.cuts) {
+            self.checks.lag_names(machine.epoch(), machine.lag(Duration::ZERO).acked);
         }
     }
 
