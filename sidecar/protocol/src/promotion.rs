@@ -18,7 +18,8 @@ use crate::rpc::{
 };
 
 /// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
-/// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it.
+/// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it. Whoever has given
+/// its word, or come late with evidence, is waited for as long.
 const DISK_PATIENCE: u64 = 32;
 
 /// What the group wants of a promotion.
@@ -375,9 +376,11 @@ impl std::fmt::Display for Absence {
 impl Fencing {
     /// True when every member has reported what it holds, or has lost its memory.
     fn nobody_is_missing(&self) -> bool {
-        let reported =
-            |member: &MemberRef| matches!(self.answers.get(&member.id), Some(Ok(_) | Err(Absence::Reborn(_))));
-        self.config.members.iter().all(reported)
+        self.config.members.iter().all(|member| self.has_reported(member))
+    }
+
+    fn has_reported(&self, member: &MemberRef) -> bool {
+        matches!(self.answers.get(&member.id), Some(Ok(_) | Err(Absence::Reborn(_))))
     }
 
     /// Remembers which of the corrupt copies others have. A survey is of one page behind one segment, so what an earlier one has
@@ -537,6 +540,14 @@ pub struct Promotion {
     /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others remain: each
     /// of those holds everything that was acknowledged.
     unfit: BTreeSet<MemberId>,
+    /// Members that have shown, after the others were fenced, that more was acknowledged than those hold. The promotion has started
+    /// again for each of them, once.
+    late: BTreeSet<MemberId>,
+}
+
+/// True where another claimant has taken this candidate's place, by what the config store has now.
+fn is_beaten(mine: &Configuration, found: &Configuration) -> bool {
+    found.epoch > mine.epoch || found.epoch == mine.epoch && found.claim != mine.claim
 }
 
 impl Promotion {
@@ -544,10 +555,10 @@ impl Promotion {
     /// for each promotion.
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
-        let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
+        let (state, next_claim, unfit, late) = (State::Reading, Claim(seed), BTreeSet::new(), BTreeSet::new());
         let (swap_again, claimed, founding) = (None, None, false);
         let (words, skipped) = (BTreeMap::new(), Epoch(0));
-        Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, words, skipped, founding, unfit }
+        Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, words, skipped, founding, unfit, late }
     }
 
     /// The caller has seen no configuration. If there is one by now, the race for the new group is lost.
@@ -568,13 +579,23 @@ impl Promotion {
     }
 
     fn on_read(&mut self, now: Time, result: Result<Option<Configuration>, String>, out: &mut Vec<Output>) {
-        if let State::Fencing(fencing) = &mut self.state {
-            fencing.comparing = false;
-            let config = fencing.config.clone();
-            return self.compare(now, &config, result, out);
-        }
-        if !matches!(self.state, State::Reading) {
-            return;
+        match &mut self.state {
+            State::Reading => {}
+            State::Fencing(fencing) => {
+                fencing.comparing = false;
+                let config = fencing.config.clone();
+                return self.compare(now, &config, result, out);
+            }
+            // Because of a late word.
+            State::Repairing(Repairing { recovered, .. }) => {
+                if let Ok(Some(found)) = result
+                    && is_beaten(&recovered.config, &found)
+                {
+                    self.lose(found.epoch, out);
+                }
+                return;
+            }
+            _ => return,
         }
         match result {
             Err(why) => self.wait(now, Waiting::ConfigStore(why), out),
@@ -612,10 +633,7 @@ impl Promotion {
         let word = self.standing_word(now);
         match (result, word) {
             (Err(why), _) => out.push(Output::Waiting(Waiting::ConfigStore(why))),
-            (Ok(Some(found)), _) if found.epoch > mine.epoch => self.lose(found.epoch, out),
-            (Ok(Some(found)), _) if found.epoch == mine.epoch && found.claim != mine.claim => {
-                self.lose(found.epoch, out)
-            }
+            (Ok(Some(found)), _) if is_beaten(mine, &found) => self.lose(found.epoch, out),
             (Ok(Some(found)), Some((member, promised))) if found.epoch == mine.epoch => {
                 out.push(Output::Waiting(Waiting::StoreIsOlder { epoch: found.epoch, member, promised }));
             }
@@ -802,7 +820,9 @@ impl Promotion {
     }
 
     /// A member of the set was fenced late, while the others are being repaired. It stays in the set if it holds the log in
-    /// time, as any member does. If it holds evidence of more than was recovered, the promotion starts again.
+    /// time, as any member does. If it holds evidence of more than was recovered, the promotion starts again, once, and waits for
+    /// it. A refusal only has the config store read: had the member been silent, nobody would have waited for it either. So one
+    /// that lies, always too late, does not keep the others from going on.
     fn on_fenced_late(
         &mut self,
         epoch: Epoch,
@@ -814,22 +834,22 @@ impl Promotion {
         let accepted = self.rules.accept_loss;
         let State::Repairing(Repairing { recovered, .. }) = &mut self.state else { return };
         let Recovered { config, fenced, reference, plans, .. } = recovered;
-        if let (Err(failure), true) = (&result, config.epoch == epoch && config.member(member).is_some()) {
-            // The next attempt asks it again, and the store.
-            if self.note_word(now, epoch, member, failure) {
-                self.pause(now);
-            }
-            return;
-        }
         let known = config.member(member).filter(|known| config.epoch == epoch && !fenced.contains(known)).cloned();
-        let (Some(known), Ok(inventory)) = (known, result) else { return };
+        let (known, inventory) = match (known, result) {
+            (Some(known), Ok(inventory)) => (known, inventory),
+            (Some(_), Err(Failure::Superseded(_) | Failure::ClaimedBefore(_))) => return out.push(Output::ReadConfig),
+            _ => return,
+        };
         if inventory.boot != known.boot || self.unfit.contains(member) {
             return;
         }
         let short = accepted.is_none_or(|accepted| !accepted.is_for(config))
             && inventory.copies.iter().any(|copy| reference.falls_short_of(copy));
         if short {
-            return self.pause(now);
+            if self.late.insert(known.id) {
+                self.pause(now);
+            }
+            return;
         }
         reference.synced = reference.synced.min(reference.synced_at(&inventory));
         plans.push((known.clone(), reference.plan_for(&inventory)));
@@ -849,7 +869,9 @@ impl Promotion {
         }
         let State::Fencing(fencing) = &mut self.state else { return };
         let needed = needed.min(fencing.config.members.len());
-        let patience_over = now >= fencing.since.plus(self.rules.fence_wait_ms);
+        let is_late = |member: &MemberRef| self.late.contains(&member.id) && !fencing.has_reported(member);
+        let patience = if fencing.config.members.iter().any(is_late) { DISK_PATIENCE } else { 1 };
+        let patience_over = now >= fencing.since.plus(patience * self.rules.fence_wait_ms);
         let accepted = self.rules.accept_loss.filter(|accepted| accepted.is_for(&fencing.config));
         let enough = |unfit: &BTreeSet<MemberId>| {
             let fenced = fencing.fenced_without(unfit);

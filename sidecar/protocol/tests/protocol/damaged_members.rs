@@ -73,6 +73,7 @@ fn damaged(number: u128, copies: Vec<CopyReport>) -> Inventory {
 }
 
 /// A promotion of s1, and its latest outputs.
+#[derive(Clone)]
 struct Fixture {
     machine: Promotion,
     now: Time,
@@ -113,6 +114,17 @@ impl Fixture {
         fixture.step(Input::Swapped(SwapOutcome::Applied));
         assert_eq!(fixture.out.len(), members as usize, "each is fenced: {:?}", fixture.out);
         fixture
+    }
+
+    /// It reads the configuration of its last claim and claims the next epoch; members 1 and 2 hold what they held.
+    fn claim_again(&mut self) {
+        let [Output::Swap(swap)] = self.step(Input::Read(Ok(Some(claimed(3))))) else { panic!("{:?}", self.out) };
+        self.epoch = swap.proposed.epoch;
+        self.step(Input::Swapped(SwapOutcome::Applied));
+        for (number, last) in [(1, 18), (2, 12)] {
+            self.fenced(Inventory { promised: self.epoch, ..sound(number, last) });
+        }
+        assert_eq!(self.wait(), []);
     }
 
     fn step(&mut self, input: Input) -> &[Output] {
@@ -297,9 +309,39 @@ fn late_member_with_a_longer_log_restarts_the_promotion() {
     fixture.fenced(sound(2, 12));
     fixture.wait();
     let proof = CopyReport { acked: copy(2, Open, 20).closure.end, ..copy(2, Open, 20) };
-    assert_eq!(fixture.fenced(Inventory { copies: vec![copy(1, Closed, 10), proof], ..sound(3, 20) }), []);
+    let longer = Inventory { copies: vec![copy(1, Closed, 10), proof], ..sound(3, 20) };
+    assert_eq!(fixture.fenced(longer.clone()), []);
     fixture.now = fixture.now.plus(10);
     assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
+    // This time it is waited for.
+    let mut in_time = fixture.clone();
+    in_time.claim_again();
+    in_time.fenced(Inventory { promised: in_time.epoch, ..longer.clone() });
+    assert_eq!(in_time.repair(), (3, Lsn(20)));
+    // If it is late again, the others do without it.
+    fixture.claim_again();
+    let repairs = fixture.wait_for_disks().to_vec();
+    assert_eq!(fixture.fenced(Inventory { promised: fixture.epoch, ..longer }), []);
+    fixture.out = repairs;
+    assert_eq!(fixture.repair(), (2, Lsn(18)));
+}
+
+/// Its silence would have been tolerated, so its word costs no epoch.
+#[test]
+fn late_word_of_a_member_has_the_store_read() {
+    for failure in [Failure::Superseded(Epoch(9)), Failure::ClaimedBefore(Epoch(5))] {
+        let mut fixture = Fixture::fencing(3, 2, None);
+        fixture.fenced(sound(1, 18));
+        fixture.fenced(sound(2, 12));
+        let repairs = fixture.wait().to_vec();
+        assert_eq!(fixture.refused(3, failure), [Output::ReadConfig]);
+        let mut beaten = fixture.clone();
+        assert_eq!(fixture.step(Input::Read(Ok(Some(claimed(3))))), []);
+        fixture.out = repairs;
+        assert_eq!(fixture.repair(), (2, Lsn(18)));
+        let newer = Configuration { epoch: Epoch(9), claim: Claim(99), ..config(3) };
+        assert_eq!(beaten.step(Input::Read(Ok(Some(newer)))), [Output::Lost(Epoch(9))]);
+    }
 }
 
 /// What the config store holds once this candidate has claimed epoch 6.
