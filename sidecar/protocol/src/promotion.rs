@@ -19,7 +19,7 @@ use crate::rpc::{
 
 /// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
 /// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it. Whoever has given
-/// its word, or come late with evidence, is waited for as long.
+/// its word, or come late with evidence, is waited for as long, and a candidate that reaches too few members for as long is cut off.
 const DISK_PATIENCE: u64 = 32;
 
 /// What the group wants of a promotion.
@@ -331,8 +331,10 @@ struct Fencing {
     damage: Option<Damage>,
     /// A survey of all backups for missing segments is under way.
     surveying: bool,
-    /// The config store is being read, because of a member's word.
+    /// The config store is being read, because of a member's word, or because no member says what has become of this epoch.
     comparing: bool,
+    /// When it is read next if too few members answer.
+    look_at: Time,
     /// What the surveys have found: closed copies that other backups have, of segments of which a member has a corrupt one.
     others: Vec<Inventory>,
 }
@@ -377,6 +379,11 @@ impl Fencing {
     /// True when every member has reported what it holds, or has lost its memory.
     fn nobody_is_missing(&self) -> bool {
         self.config.members.iter().all(|member| self.has_reported(member))
+    }
+
+    /// Members that answer, whatever they say.
+    fn reached(&self) -> usize {
+        self.answers.values().filter(|answer| !matches!(answer, Err(Absence::Silent(_)))).count()
     }
 
     fn has_reported(&self, member: &MemberRef) -> bool {
@@ -578,6 +585,16 @@ impl Promotion {
         }
     }
 
+    /// True if too few members have answered this candidate for too long: it may be cut off, and a standby that reaches them must
+    /// not take it for a primary that is well. It goes on trying.
+    pub fn is_cut_off(&self, now: Time) -> bool {
+        let State::Fencing(fencing) = &self.state else { return false };
+        let needed = if self.rules.recover_from_disk.is_some() { 1 } else { self.needed() };
+        let needed = needed.min(fencing.config.members.len());
+        let patience_over = now >= fencing.since.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
+        patience_over && fencing.reached() < needed
+    }
+
     fn on_read(&mut self, now: Time, result: Result<Option<Configuration>, String>, out: &mut Vec<Output>) {
         match &mut self.state {
             State::Reading => {}
@@ -760,6 +777,7 @@ impl Promotion {
             damage: None,
             surveying: false,
             comparing: false,
+            look_at: now,
             others: Vec::new(),
         });
     }
@@ -1031,6 +1049,7 @@ impl Promotion {
                 }
                 self.choose(now, out);
                 self.report_missing(now, out);
+                self.look_for_a_successor(now, out);
             }
             State::Fencing(fencing) if fencing.damage.is_none() => self.choose(now, out),
             State::Repairing(repairing) if now >= repairing.progress.plus(self.rules.repair_timeout_ms) => {
@@ -1038,6 +1057,16 @@ impl Promotion {
                 self.try_without(stuck, now);
             }
             _ => {}
+        }
+    }
+
+    /// Another sidecar may have claimed a later epoch, and the members that know of it are out of reach.
+    fn look_for_a_successor(&mut self, now: Time, out: &mut Vec<Output>) {
+        let is_cut_off = self.is_cut_off(now);
+        let State::Fencing(fencing) = &mut self.state else { return };
+        if is_cut_off && now >= fencing.look_at && !std::mem::replace(&mut fencing.comparing, true) {
+            fencing.look_at = now.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
+            out.push(Output::ReadConfig);
         }
     }
 

@@ -101,6 +101,15 @@ impl ScriptedGroup {
         Ok(())
     }
 
+    /// A sidecar judges its primary as it does where nobody tells it what to do.
+    pub fn stand_by(&mut self, sidecar: &str) -> Result {
+        let no = self.sidecar(sidecar)?;
+        self.trace(format!("{sidecar} stands by"));
+        self.world.stand_by(no);
+        self.follow();
+        Ok(())
+    }
+
     /// Moves everything until all is quiet, but for the writes of sidecars that are stopped: these lie in the fabric.
     pub fn settle(&mut self) {
         for _ in 0..ROUNDS_MAX {
@@ -115,6 +124,11 @@ impl ScriptedGroup {
     pub fn wait(&mut self, ms: u64) {
         self.play(ms * MS);
         self.settle();
+    }
+
+    /// The same where it is never quiet: somebody listens to heartbeats.
+    pub fn run_for(&mut self, ms: u64) {
+        self.play(ms * MS);
     }
 
     /// So many milliseconds pass, and what waits for commands still waits.

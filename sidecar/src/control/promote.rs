@@ -125,6 +125,7 @@ pub async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
             orders.compare(found);
         }
         machine.step(now(), input, &mut outputs);
+        context.tenure.cut_off(machine.is_cut_off(now()));
     }
 }
 

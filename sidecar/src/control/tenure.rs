@@ -1,6 +1,7 @@
 //! Which term this sidecar leads, or is about to: what it answers to standbys that ask whether their primary is there.
 //!
-//! Set by a [promotion](super::promote) when it claims an epoch, and kept until that is lost or the term is over.
+//! Set by a [promotion](super::promote) when it claims an epoch, and kept until that is lost or the term is over. A candidate that
+//! is cut off from the members says nothing meanwhile.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,17 +11,29 @@ use super::Context;
 
 /// The term.
 #[derive(Debug, Default)]
-pub struct Tenure(Mutex<Option<TermId>>);
+pub struct Tenure(Mutex<Claimed>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Claimed {
+    term: Option<TermId>,
+    is_cut_off: bool,
+}
 
 impl Tenure {
     /// It claims this term.
     pub fn begin(&self, term: TermId) {
-        self.set(Some(term));
+        self.change(|claimed| *claimed = Claimed { term: Some(term), is_cut_off: false });
+    }
+
+    /// Whether it is a candidate that does not reach the members: then standbys hear nothing, so that one that reaches them may take
+    /// its place.
+    pub fn cut_off(&self, is_cut_off: bool) {
+        self.change(|claimed| claimed.is_cut_off = is_cut_off);
     }
 
     /// It leads nothing.
     pub fn end(&self) {
-        self.set(None);
+        self.change(|claimed| *claimed = Claimed::default());
     }
 
     /// Whether it is this term.
@@ -46,10 +59,11 @@ impl Tenure {
     }
 
     fn get(&self) -> Option<TermId> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let claimed = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        claimed.term.filter(|_| !claimed.is_cut_off)
     }
 
-    fn set(&self, term: Option<TermId>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = term;
+    fn change(&self, change: impl FnOnce(&mut Claimed)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -388,3 +388,33 @@ fn group_created_before_a_restart_is_claimed() {
     let out = fixture.step(Input::Read(Ok(Some(found)))).to_vec();
     assert!(matches!(out[..], [Output::Swap(_)]), "{out:?}");
 }
+
+/// Another sidecar may reach the members that it does not reach.
+#[test]
+fn candidate_that_reaches_too_few_members_is_cut_off() {
+    let mut fixture = Fixture::start_with(100, 2);
+    let config = fixture.claim(&config(3));
+    fixture.fenced(&config, &member(1), vec![]);
+    let silent = |fixture: &mut Fixture| {
+        let silence = Err(Failure::Unreachable("no answer".to_owned()));
+        fixture.step(Input::Fenced(config.epoch, member(2).id, silence));
+    };
+    silent(&mut fixture);
+    fixture.wait(3199);
+    assert!(!fixture.machine.is_cut_off(fixture.now));
+    let reads = |out: &[Output]| out.iter().filter(|output| **output == Output::ReadConfig).count();
+    assert_eq!(reads(fixture.wait(10)), 1, "nobody else tells it of a successor");
+    assert!(fixture.machine.is_cut_off(fixture.now));
+    assert_eq!(fixture.step(Input::Read(Ok(Some(config.clone())))), []);
+    assert_eq!(reads(fixture.wait(3190)), 0);
+    assert_eq!(reads(fixture.wait(10)), 1);
+    let mut beaten = fixture.machine.clone();
+    // A member answers, if only that it cannot help.
+    let reborn = Inventory { boot: BootId(99), ..inventory(&member(2), vec![]) };
+    fixture.step(Input::Fenced(config.epoch, member(2).id, Ok(reborn)));
+    assert!(!fixture.machine.is_cut_off(fixture.now));
+    let successor = Configuration { epoch: Epoch(7), primary: primary("s3"), ..config };
+    fixture.out.clear();
+    beaten.step(fixture.now, Input::Read(Ok(Some(successor))), &mut fixture.out);
+    assert_eq!(fixture.out, [Output::Lost(Epoch(7))]);
+}

@@ -26,6 +26,8 @@ const REPAIR_TIMEOUT_MS: u64 = 2000;
 #[derive(Debug)]
 pub(crate) struct Candidacy {
     machine: Promotion,
+    /// What it has claimed last.
+    term: Option<TermId>,
     /// What it said last while it waits.
     waiting: String,
     /// What each backup answered last, if anybody listens: told once.
@@ -46,7 +48,7 @@ impl World {
         let mut out = Vec::new();
         let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));
         let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, self.random.next(), &mut out);
-        let candidacy = Candidacy { machine, waiting: String::new(), heard: BTreeMap::new() };
+        let candidacy = Candidacy { machine, term: None, waiting: String::new(), heard: BTreeMap::new() };
         self.change_role(of, Role::Candidate(Box::new(candidacy)));
         self.execute_promotion(of, out);
     }
@@ -56,6 +58,8 @@ impl World {
         let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
         let mut out = Vec::new();
         candidacy.machine.step(now, input, &mut out);
+        let term = candidacy.term.filter(|_| !candidacy.machine.is_cut_off(now));
+        self.sidecars[of.0].tenure = term;
         self.execute_promotion(of, out);
     }
 
@@ -68,7 +72,11 @@ impl World {
                     self.plan_again(of, pause, Again::Survey(after));
                 }
                 Output::Swap(swap) => {
-                    self.sidecars[of.0].tenure = Some(TermId::of(&swap.proposed));
+                    let term = Some(TermId::of(&swap.proposed));
+                    self.sidecars[of.0].tenure = term;
+                    if let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role {
+                        candidacy.term = term;
+                    }
                     self.ask_store(of, Ask::Swap(swap));
                 }
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {

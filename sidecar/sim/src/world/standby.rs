@@ -37,7 +37,7 @@ impl World {
         self.change_role(of, Role::Resting(until));
     }
 
-    pub(super) fn stand_by(&mut self, of: SidecarNo) {
+    pub(crate) fn stand_by(&mut self, of: SidecarNo) {
         let rules = Rules {
             heartbeat_silence_ms: HEARTBEAT_SILENCE / MS,
             spread_ms: self.random.below(SPREAD_MS),

@@ -63,6 +63,9 @@ fn play(group: &mut ScriptedGroup, command: &str, args: &mut ArgumentConsumer<'_
     match command {
         "start" => {}
         "promote" => group.promote(name(args)?)?,
+        // `stand-by s2`: it judges its primary. From then on it is never quiet: `run MS` instead of `settle`.
+        "stand-by" => group.stand_by(name(args)?)?,
+        "run" => group.run_for(name(args)?.parse()?),
         "settle" => group.settle(),
         "wait" => group.wait(name(args)?.parse()?),
         // `tick [MS]`.

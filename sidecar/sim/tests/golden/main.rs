@@ -16,6 +16,7 @@ scripts! { Script, "tests/golden/scripts":
     bit_flip_closed,
     bit_flip_open,
     bit_flip_outside_the_set,
+    candidate_cut_off,
     blackout,
     clean_shutdown,
     corrupt_tail,
