@@ -74,7 +74,7 @@ pub async fn lead(
     // nothing at the moment, and will say the same once it hears of the term: readers may look before that.
     context.shared.first.store(began.first.0, Ordering::Release);
     context.shared.acked.store(began.last.0, Ordering::Release);
-    context.log.begin(began, primary.closed().clone(), config.cuts.clone());
+    context.log.begin(began, config.members.clone(), primary.closed().clone(), config.cuts.clone());
     context.contacts.forget_seats();
     // Every member holds the log: readers need not wait until the members have taken their seats.
     context.log.set_sources(Sources::of(context, &config));
@@ -120,11 +120,14 @@ impl Term {
         let context = Arc::clone(&self.context);
         match output {
             Output::Prepare(identity) => drop(self.tasks.spawn(prepare(context, identity))),
-            Output::Swap(swap) => drop(self.tasks.spawn(async move {
-                let proposed = swap.proposed.clone();
-                let outcome = context.store.swap(swap).await.settle(&proposed);
-                Ok(Done::Swapped(proposed, outcome))
-            })),
+            Output::Swap(swap) => {
+                context.log.propose(&swap.proposed.members);
+                self.tasks.spawn(async move {
+                    let proposed = swap.proposed.clone();
+                    let outcome = context.store.swap(swap).await.settle(&proposed);
+                    Ok(Done::Swapped(proposed, outcome))
+                });
+            }
             Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context, None).await)) })),
             Output::ReadConfig => drop(self.tasks.spawn(async move {
                 let found = context.store.read().await;
@@ -229,6 +232,7 @@ impl Term {
     fn adopt(&mut self, config: Configuration) {
         let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
         tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "member set changed");
+        self.context.log.settle(config.members.clone());
         self.config = config;
         self.refresh_sources();
     }

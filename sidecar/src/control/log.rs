@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tailwind_fabric::SharedBuffer;
-use tailwind_protocol::config::Cut;
+use tailwind_protocol::config::{Cut, MemberRef};
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tokio::sync::watch;
@@ -50,12 +50,40 @@ struct Inner {
     open: VecDeque<(SegmentIdentity, SharedBuffer)>,
     sources: Option<Arc<Sources>>,
     cuts: Vec<Cut>,
+    /// The set that the config store has, and while a swap is in flight the proposed one.
+    required: Vec<MemberRef>,
 }
 
 impl LogView {
-    /// This sidecar begins to lead, with these closed segments of a log that has been cut so.
-    pub fn begin(&self, term: Term, closed: VecDeque<(SegmentIdentity, Closure)>, cuts: Vec<Cut>) {
-        self.change(|inner| *inner = Inner { term: Some(term), closed, open: VecDeque::new(), sources: None, cuts });
+    /// This sidecar begins to lead with this set, and these closed segments of a log that has been cut so.
+    pub fn begin(
+        &self,
+        term: Term,
+        required: Vec<MemberRef>,
+        closed: VecDeque<(SegmentIdentity, Closure)>,
+        cuts: Vec<Cut>,
+    ) {
+        let (term, open, sources) = (Some(term), VecDeque::new(), None);
+        self.change(|inner| *inner = Inner { term, closed, open, sources, cuts, required });
+    }
+
+    /// A swap to this set is about to be sent: until its outcome is known, a successor may take over from either set.
+    pub fn propose(&self, set: &[MemberRef]) {
+        self.change(|inner| {
+            let joins = |member: &&MemberRef| !inner.required.contains(member);
+            let joining: Vec<MemberRef> = set.iter().filter(joins).cloned().collect();
+            inner.required.extend(joining);
+        });
+    }
+
+    /// The config store has this set.
+    pub fn settle(&self, set: Vec<MemberRef>) {
+        self.change(|inner| inner.required = set);
+    }
+
+    /// The members of which a successor fences some before it leads; `None` if this term is over.
+    pub fn required(&self, term: Term) -> Option<Vec<MemberRef>> {
+        self.look(|inner| (inner.term == Some(term)).then(|| inner.required.clone()))
     }
 
     /// Where the log of the present term has been cut.
@@ -169,4 +197,39 @@ impl LogView {
 fn first_of(memory: &SharedBuffer) -> Option<Lsn> {
     let header = memory.published().first_chunk::<SEGMENT_HEADER_SIZE>()?;
     SegmentIdentity::from_header(header).map(|(_, first)| first)
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::BootId;
+
+    use super::*;
+
+    const TERM: Term = Term { log: LogId(1), epoch: Epoch(5), first: Lsn(1), last: Lsn(0) };
+
+    fn members(numbers: &[u128]) -> Vec<MemberRef> {
+        let member = |number: &u128| MemberRef {
+            id: format!("m{number}").parse().unwrap(),
+            boot: BootId(*number),
+            control: String::new(),
+        };
+        numbers.iter().map(member).collect()
+    }
+
+    /// A refill replaces all members but one at once. The watch of the config store plays no part: it may be late.
+    #[test]
+    fn a_successor_may_take_over_from_either_set_while_a_swap_is_in_flight() {
+        let log = LogView::default();
+        assert_eq!(log.required(TERM), None);
+        log.begin(TERM, members(&[1, 2]), VecDeque::new(), Vec::new());
+        assert_eq!(log.required(TERM), Some(members(&[1, 2])));
+        log.propose(&members(&[2, 3, 4]));
+        log.propose(&members(&[2, 3, 4]));
+        assert_eq!(log.required(TERM), Some(members(&[1, 2, 3, 4])));
+        log.settle(members(&[2, 3, 4]));
+        assert_eq!(log.required(TERM), Some(members(&[2, 3, 4])));
+        assert_eq!(log.required(Term { epoch: Epoch(6), ..TERM }), None);
+        log.end();
+        assert_eq!(log.required(TERM), None);
+    }
 }

@@ -148,16 +148,14 @@ pub(super) async fn own(context: &Context) -> Result<PositionReply, String> {
     }
 }
 
-/// Whether every member of the set, asked now, still keeps its promise to this term: then nobody has been able to take over. As
-/// good as a barrier, and slower; for a primary that cannot write yet.
+/// Whether every member that acks of this term need, asked now, still keeps its promise to it: then nobody has been able to take
+/// over. As good as a barrier, and slower; for a primary that cannot write yet. Who these members are its own term says: what the
+/// watch of the config store has shown may be an earlier set, of which a successor fences nobody.
 pub(super) async fn no_member_has_promised_more(context: &Context, term: Term) -> bool {
-    let config = context.configuration.borrow().clone();
-    let Some(config) = config.filter(|config| config.log == term.log && config.epoch == term.epoch) else {
-        return false;
-    };
+    let Some(members) = context.log.required(term).filter(|members| !members.is_empty()) else { return false };
     // The first page after the last segment that there can be has no copies.
     let request = InventoryRequest { after: Some(SEGMENT_MAX) };
-    let answers = config.members.iter().map(|member| {
+    let answers = members.iter().map(|member| {
         let client = context.backup(&member.id, Some(&member.control));
         async move {
             let answer = client.call::<_, Inventory>(path::INVENTORY, &request, ANSWER_TIMEOUT).await;
