@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::group::{config, holds_nothing, member};
 use proptest::prelude::*;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, Stamp, Swap, SwapOutcome, Time};
-use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, Position, SegmentId};
+use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{
-    INFLIGHT_MAX, Input, LINES_MAX, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat,
+    INFLIGHT_MAX, Input, LINES_MAX, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat, StepDown,
 };
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory};
 
 fn rules(backups: u8) -> Rules {
     Rules {
@@ -565,6 +565,39 @@ fn newcomer_is_proposed_after_its_drops() {
     assert_eq!(fixture.swap, None);
     fixture.step(Input::Tidied(fixture.seats[&spare.id]));
     assert!(fixture.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&spare)));
+}
+
+/// A later epoch was in the config store before any backup could promise it (S17).
+#[test]
+fn spare_that_names_a_later_epoch_deposes_nobody_without_the_store() {
+    let mut fixture = Fixture::start_with(1, Rules { recruit_interval_ms: 250, ..rules(2) });
+    fixture.step(Input::Tick);
+    let mut step = |at, input| {
+        let mut out = Vec::new();
+        fixture.primary.step(Time(at), input, &mut out);
+        out
+    };
+    let (liar, other, mine) = (member(2), member(3), config(1));
+    assert_eq!(step(0, Input::Surveyed(vec![liar.clone(), other.clone()])), [Output::Fence(liar.clone())]);
+    let later = Epoch(mine.epoch.0 + 9);
+    let word = || Input::Fenced(liar.clone(), Err(Failure::Superseded(later)));
+    assert_eq!(step(0, word()), [Output::ReadConfig]);
+    let unknown = || Input::Read(Ok(Some(mine.clone())));
+    assert_eq!(step(0, unknown()), [Output::Fence(other.clone())], "the next one is tried");
+    assert_eq!(step(0, Input::Fenced(other, Err(Failure::Unreachable("no answer".to_owned())))), []);
+    assert_eq!(step(250, Input::Tick), [Output::Survey]);
+    assert_eq!(step(250, Input::Surveyed(vec![liar.clone()])), [Output::Fence(liar.clone())]);
+    assert_eq!(step(250, word()), [Output::ReadConfig]);
+    assert_eq!(step(250, unknown()), []);
+    assert_eq!(step(500, Input::Tick), [Output::Survey]);
+    assert_eq!(step(500, Input::Surveyed(vec![liar.clone()])), [], "it is left alone for longer each time");
+    // A deposed primary that has lost nobody may learn it from a spare alone.
+    assert_eq!(step(5000, Input::Tick), [Output::Survey]);
+    assert_eq!(step(5000, Input::Surveyed(vec![liar.clone()])), [Output::Fence(liar.clone())]);
+    assert_eq!(step(5000, word()), [Output::ReadConfig]);
+    let successor = Configuration { epoch: later, version: Version(mine.version.0 + 9), ..mine.clone() };
+    let superseded = Output::StepDown(StepDown::Superseded(later));
+    assert!(step(5000, Input::Read(Ok(Some(successor)))).contains(&superseded));
 }
 
 /// A group of one with two closed segments, looking for more members.
