@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tailwind_protocol::config::Durability;
 
 use crate::tally::Tally;
-use crate::world::World;
+use crate::world::{Lie, World};
 
 /// How a seed ended.
 #[derive(Clone, Debug)]
@@ -23,7 +23,15 @@ pub struct Played {
 
 /// Plays one seed, in a group of this durability whatever the seed says. `listening`: whether its story is wanted.
 pub fn play(seed: u64, listening: bool, durability: Option<Durability>) -> Played {
-    let mut world = World::new(seed, listening, durability);
+    play_in(seed, World::new(seed, listening, durability))
+}
+
+/// Plays one seed, in a group in which a member likes this lie.
+pub fn play_lying(seed: u64, lie: Lie) -> Played {
+    play_in(seed, World::lying(seed, lie))
+}
+
+fn play_in(seed: u64, mut world: World) -> Played {
     let end = catch_unwind(AssertUnwindSafe(|| world.play()));
     let end = end.map_err(|broken| {
         let text = broken.downcast_ref::<String>().cloned();

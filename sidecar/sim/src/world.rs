@@ -42,6 +42,7 @@ use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, trace};
 
 use deceit::Deceit;
+pub use deceit::Lie;
 use desired::DesiredState;
 pub(crate) use fabric::Key;
 use fabric::{ChannelId, Fabric, StaleWrite};
@@ -159,9 +160,12 @@ pub(crate) fn group() -> GroupName {
 impl World {
     /// The world of this seed, or with another durability. `listening`: whether its story is wanted.
     pub fn new(seed: u64, listening: bool, durability: Option<Durability>) -> World {
+        World::drawn(seed, listening, |plan| Plan { durability: durability.unwrap_or(plan.durability), ..plan })
+    }
+
+    fn drawn(seed: u64, listening: bool, change: impl FnOnce(Plan) -> Plan) -> World {
         let mut random = Random::new(seed);
-        let plan = Plan::draw(&mut random.split());
-        let plan = Plan { durability: durability.unwrap_or(plan.durability), ..plan };
+        let plan = change(Plan::draw(&mut random.split()));
         let desired = DesiredState::new(seed, plan.backups, plan.min_in_sync);
         let mut world = World::of(plan, random, desired, Trace::new(listening));
         world.deceit = Deceit::of(seed, &world.plan);
@@ -185,6 +189,14 @@ impl World {
             plan.placement,
             plan.faults.len()
         );
+        world
+    }
+
+    /// The world of this seed, in a group in which a member lies, likes this lie, and may be outvoted.
+    pub fn lying(seed: u64, lie: Lie) -> World {
+        let outvoted = |plan| Plan { backups: 3, min_in_sync: 2, ..plan };
+        let mut world = World::drawn(seed, false, outvoted);
+        world.deceit.prefer(lie, &world.plan);
         world
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Random numbers of their own, so that seeds without deceit play as they did before there was any.
 
-use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, SegmentId};
-use tailwind_protocol::layout::{Chain, Closure};
+use tailwind_protocol::ids::{BootId, Epoch, Generation, LogId, Lsn, MemberId, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure, SegmentSize};
 use tailwind_protocol::rpc::CopyState::{Closed, Corrupt, Damaged, Open};
 use tailwind_protocol::rpc::{CopyReport, Inventory, Refusal, Synced};
 
@@ -18,10 +18,19 @@ use crate::trace::trace;
 /// Tells these random numbers from all others of a seed.
 const SALT: u64 = 0x006c_6961_7273;
 
+/// What a member lies about more often than about anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// A segment behind which the log goes on is of the latest epoch that had a primary.
+    LaterEpoch,
+}
+
 /// What is false in this seed.
 #[derive(Debug)]
 pub(crate) struct Deceit {
     random: Random,
+    /// What the liar likes to say.
+    favourite: Option<Lie>,
     /// This backup lies, in every second inventory, and now and then in other answers.
     liar: Option<HostNo>,
     /// It lies although there are no faults.
@@ -38,11 +47,19 @@ impl Deceit {
         let mut random = Random::new(seed ^ SALT);
         let outvoted = plan.backups >= 3 && plan.min_in_sync >= 2;
         let liar = (outvoted && random.one_in(2)).then(|| HostNo(random.below(u64::from(plan.backups)) as usize));
-        Deceit { liar, lies: false, addresses: random.one_in(3), puts_back: random.one_in(2), random }
+        let (addresses, puts_back) = (random.one_in(3), random.one_in(2));
+        Deceit { liar, favourite: None, lies: false, addresses, puts_back, random }
     }
 
     pub(super) fn none() -> Deceit {
-        Deceit { random: Random::still(), liar: None, lies: false, addresses: false, puts_back: false }
+        let (liar, favourite) = (None, None);
+        Deceit { random: Random::still(), liar, favourite, lies: false, addresses: false, puts_back: false }
+    }
+
+    /// A member lies, and likes this lie.
+    pub(super) fn prefer(&mut self, lie: Lie, plan: &Plan) {
+        self.favourite = Some(lie);
+        self.liar = self.liar.or(Some(HostNo(self.random.below(u64::from(plan.backups)) as usize)));
     }
 
     pub(super) fn liar(&self) -> Option<HostNo> {
@@ -107,9 +124,15 @@ impl Deceit {
 
     /// Makes one field false; what is false then.
     fn lie_in(&mut self, inventory: &mut Inventory, boots: Vec<BootId>) -> String {
-        let Deceit { random, .. } = self;
+        let Deceit { random, favourite, .. } = self;
+        if *favourite == Some(Lie::LaterEpoch)
+            && random.one_in(2)
+            && let Some(lie) = name_a_later_epoch(inventory, random)
+        {
+            return lie;
+        }
         let last = inventory.copies.iter().map(|copy| copy.closure.last).max().unwrap_or_default();
-        match random.below(8) {
+        match random.below(10) {
             0 | 1 => {
                 inventory.trimmed = inventory.trimmed.max(Lsn(last.0 + random.below(2)));
                 format!("all below LSN {} is trimmed", inventory.trimmed)
@@ -131,8 +154,17 @@ impl Deceit {
                 inventory.former = boots;
                 "it was everybody once".to_owned()
             }
-            _ if inventory.copies.is_empty() => "nothing, since it has nothing".to_owned(),
             6 => {
+                inventory.promised = Epoch(random.below(inventory.promised.0 + 3));
+                format!("it has promised epoch {}", inventory.promised)
+            }
+            7 => {
+                let log = LogId(random.next().into());
+                inventory.log = Some(log);
+                format!("it is bound to log {log}")
+            }
+            _ if inventory.copies.is_empty() => "nothing, since it has nothing".to_owned(),
+            8 => {
                 let lost = random.below(inventory.copies.len() as u64) as usize;
                 let lost = if random.one_in(2) { lost..lost + 1 } else { lost..inventory.copies.len() };
                 let copies: Vec<SegmentId> = inventory.copies.drain(lost).map(|copy| copy.identity.segment).collect();
@@ -150,9 +182,20 @@ impl Deceit {
     }
 }
 
+/// A segment that another one follows is of the epoch that had the last primary; what is false then.
+fn name_a_later_epoch(inventory: &mut Inventory, random: &mut Random) -> Option<String> {
+    let latest = inventory.promised.before();
+    let (_, followed) = inventory.copies.split_last_mut()?;
+    let older = followed.iter().filter(|copy| copy.identity.epoch < latest).count();
+    let wanted = random.below(older.max(1) as u64) as usize;
+    let copy = followed.iter_mut().filter(|copy| copy.identity.epoch < latest).nth(wanted)?;
+    copy.identity.epoch = latest;
+    Some(format!("it has {copy:?}"))
+}
+
 fn lie_about(copy: &mut CopyReport, random: &mut Random) {
     let some = 1 + random.below(30);
-    match random.below(8) {
+    match random.below(11) {
         0 => copy.state = *random.pick(&[Open, Closed, Corrupt, Damaged]),
         1 => copy.closure = Closure { last: Lsn(copy.closure.last.0 + some), ..copy.closure },
         2 => copy.closure = Closure { last: Lsn(copy.closure.last.0.saturating_sub(some)), ..copy.closure },
@@ -160,6 +203,9 @@ fn lie_about(copy: &mut CopyReport, random: &mut Random) {
         4 => copy.closure.chain = Chain(random.next() as u32),
         5 => copy.acked = Offset(random.below(copy.identity.size.bytes().into()) as u32),
         6 => copy.identity.epoch = Epoch(1 + random.below(copy.identity.epoch.0 + 1)),
+        7 => copy.identity.generation = Generation(random.next()),
+        8 => copy.identity.size = SegmentSize::DEFAULT,
+        9 => copy.closure.first = Lsn(1 + random.below(copy.closure.last.0 + some)),
         _ => copy.identity.segment = SegmentId(copy.identity.segment.0 + some),
     }
 }
