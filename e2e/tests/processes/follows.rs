@@ -24,6 +24,8 @@ on_every_fabric!(
     a_readers_certificate_suffices,
     a_read_anywhere_ends_at_the_end,
     a_read_beyond_the_end_is_refused_after_a_promotion,
+    numbers_that_no_record_can_have_are_refused_everywhere,
+    a_reader_that_is_told_to_end_ends_its_follows,
     what_was_trimmed_is_refused_everywhere,
     follower_of_a_primary_gets_its_turn_at_once,
     follows_are_bounded_and_can_be_stopped,
@@ -369,6 +371,60 @@ fn a_read_beyond_the_end_is_refused_after_a_promotion(fabric: &str) {
     let refused = client.read_anywhere(Lsn(end + 5), 0).and_then(|mut read| read.next_record().map(|_| ()));
     assert!(matches!(refused, Err(Error::Refused { code: ErrorCode::BeyondEnd, .. })), "{refused:?}");
     group.check_logs(&OUTAGE).unwrap();
+}
+
+/// The first number after the largest one is none at all, so "no limit" must not look like it.
+fn numbers_that_no_record_can_have_are_refused_everywhere(fabric: &str) {
+    let test = TestContext::start();
+    let (group, input) = (start(&test, test.setup(fabric).unwrap()), test.input());
+    append(&mut primary(&group).unwrap(), &input, 0, 10).unwrap();
+    let beyond = |what: &str, error: Option<Error>| {
+        let refused = matches!(error, Some(Error::Refused { code: ErrorCode::BeyondEnd, .. }));
+        assert!(refused, "{what}: {error:?}");
+    };
+    for (sidecar, leads) in [(0, true), (1, false)] {
+        for from in [u64::MAX, u64::MAX - 1, 1 << 63].map(Lsn) {
+            let followed = client_of(&group, sidecar).follow(from).and_then(|mut follow| follow.next_event().map(drop));
+            beyond(&format!("follow {from} at sidecar {sidecar}"), followed.err());
+            for limit in [0, 1] {
+                let mut client = client_of(&group, sidecar);
+                let read = client.read_anywhere(from, limit).and_then(|mut read| read.next_record().map(drop));
+                beyond(&format!("read {from} anywhere at sidecar {sidecar}"), read.err());
+                if leads {
+                    let mut client = client_of(&group, sidecar);
+                    let read = client.read(from, limit).and_then(|mut read| read.next_record().map(drop));
+                    beyond(&format!("read {from}"), read.err());
+                }
+            }
+        }
+    }
+    group.check_logs(&[]).unwrap();
+}
+
+/// Its tasks are cancelled, which is no panic.
+fn a_reader_that_is_told_to_end_ends_its_follows(fabric: &str) {
+    const READER: usize = 2;
+    let test = TestContext::start();
+    let setup = test.setup(fabric).unwrap();
+    let mut group = test.start_group(Setup { sidecars: 3, readers: 1, ..setup }).unwrap();
+    let input = test.input();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, RECORDS).unwrap();
+    for _ in 0..rounds(3) {
+        let mut clients: Vec<Client> = (0..4).map(|_| client_of(&group, READER)).collect();
+        let mut follows: Vec<_> = clients.iter_mut().map(|client| client.follow(Lsn(1)).unwrap()).collect();
+        // One has read nothing, the others are at any place.
+        for (nth, follow) in follows.iter_mut().enumerate() {
+            for _ in 0..nth * 1000 {
+                follow.next_event().unwrap();
+            }
+        }
+        group.signal(Process::Sidecar(READER), Signal::TERM).unwrap();
+        assert_eq!(group.wait_for_end(Process::Sidecar(READER)).unwrap(), Some(0));
+        group.start_sidecar(READER).unwrap();
+        group.wait("the reader to be back", |group| group.role(READER) == "reader").unwrap();
+        end = append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();
+    }
+    group.check_logs(&[]).unwrap();
 }
 
 fn client_of(group: &Group, sidecar: usize) -> Client {
