@@ -238,11 +238,18 @@ impl Reference {
         while last > Lsn(0) {
             let candidates = copies.get(&segment).map(Vec::as_slice).unwrap_or_default();
             let reaching = || candidates.iter().map(|(_, copy)| *copy).filter(|copy| copy.closure.last == last);
-            let found = reaching()
-                .filter(|copy| holds_records(copy) && sound(copy))
-                // Some copies of the last segment may have marks after the same last record.
-                .max_by_key(|copy| (copy.identity.epoch, copy.state == CopyState::Closed, copy.closure.end))
-                .map(|best| ClosedSegment::new(best, candidates.iter().copied()));
+            let whole = || reaching().filter(|copy| holds_records(copy) && sound(copy));
+            // If one member is wrong, what most have is right; its bytes would replace those of the others.
+            let same = |copy: &CopyReport| {
+                let same = |other: &&CopyReport| (other.identity, other.closure) == (copy.identity, copy.closure);
+                whole().filter(same).count()
+            };
+            // Some copies of the last segment may have marks after the same last record.
+            let best = |copy: &&CopyReport| {
+                let CopyReport { identity, closure, state, .. } = copy;
+                (identity.epoch, same(copy), *state == CopyState::Closed, closure.end)
+            };
+            let found = whole().max_by_key(best).map(|best| ClosedSegment::new(best, candidates.iter().copied()));
             let corrupt = || reaching().filter(|copy| !sound(copy));
             let found = found.or_else(|| corrupt().find_map(|copy| ClosedSegment::elsewhere(copy, others)));
             let Some(found) = found else {

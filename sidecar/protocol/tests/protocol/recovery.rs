@@ -53,9 +53,12 @@ fn holds(name: &str, copies: &[CopyReport]) -> Inventory {
     }
 }
 
+fn names(holders: &[MemberId]) -> String {
+    holders.iter().map(MemberId::as_str).collect::<Vec<_>>().join(" ")
+}
+
 /// Each segment as (segment, epoch, first, last, holders).
 fn segments(reference: &Reference) -> Vec<(u64, u64, u64, u64, String)> {
-    let names = |holders: &[MemberId]| holders.iter().map(MemberId::as_str).collect::<Vec<_>>().join(" ");
     let line = |s: &tailwind_protocol::recovery::ClosedSegment| {
         let (id, c) = (s.identity, s.closure);
         (id.segment.0, id.epoch.0, c.first.0, c.last.0, names(&s.holders))
@@ -95,6 +98,36 @@ fn holders_have_the_same_copy() {
         holds("m4", &[copy(1, 1, Corrupt, 1, 5), copy(2, 2, Open, 6, 6)]),
     ];
     assert_eq!(assembled(&sources)[0], (1, 1, 1, 5, "m1 m2".to_owned()));
+}
+
+/// Two of three members have the same copy. One that says otherwise would have its bytes replace theirs.
+#[test]
+fn one_member_does_not_outvote_two() {
+    let closed = copy(1, 1, Closed, 1, 5);
+    let false_closures = [
+        Closure { end: Offset(closed.closure.end.0 + 800), ..closed.closure },
+        Closure { chain: Chain(99), ..closed.closure },
+    ];
+    let false_identities = [
+        SegmentIdentity { generation: Generation(99), ..closed.identity },
+        SegmentIdentity { size: SegmentSize::DEFAULT, ..closed.identity },
+    ];
+    let lies = false_closures.map(|closure| CopyReport { closure, ..closed }).into_iter();
+    let lies = lies.chain(false_identities.map(|identity| CopyReport { identity, ..closed }));
+    let honest = |name: &str, state| holds(name, &[CopyReport { state, ..closed }, copy(2, 1, Open, 6, 9)]);
+    for lie in lies {
+        let liar = |name: &str| holds(name, &[lie, copy(2, 1, Open, 6, 9)]);
+        for [one, two, other] in [["m1", "m2", "m3"], ["m2", "m3", "m1"]] {
+            // Whether its copy is closed or open at the others.
+            for state in [Closed, Open] {
+                let told = [honest(one, state), honest(two, state), liar(other)];
+                let reference = Reference::assemble(&told, &[]).expect("a whole log");
+                let first = &reference.segments[0];
+                assert_eq!((first.identity, first.closure), (closed.identity, closed.closure), "{lie:?}");
+                assert_eq!(names(&first.holders), format!("{one} {two}"));
+            }
+        }
+    }
 }
 
 #[test]
