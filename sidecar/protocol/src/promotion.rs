@@ -422,6 +422,23 @@ impl Fencing {
         self.answers.values().flatten().filter(|inventory| !unfit.contains(&inventory.member)).collect()
     }
 
+    /// The one member whose report contradicts those of all others, who agree and can tell where the log ends. Members that are
+    /// right never contradict each other: it is this one that is wrong. What is missing, or short, shows nobody who is.
+    fn odd_one_out(&self, damage: &Damage, needed: usize) -> Option<MemberId> {
+        if !matches!(damage, Damage::Contradiction { .. } | Damage::TwoEpochs { .. }) {
+            return None;
+        }
+        let agree_without = |odd: &MemberId| {
+            let others = self.fenced_without(&BTreeSet::from([odd.clone()]));
+            let enough = others.len() >= needed.max(2) && others.iter().all(|other| other.witness);
+            enough && Reference::assemble(others.iter().copied(), &self.others).is_ok()
+        };
+        let fenced = self.answers.values().flatten().map(|inventory| &inventory.member);
+        let mut odd = fenced.filter(|member| agree_without(member));
+        let found = odd.next().cloned();
+        found.filter(|_| odd.next().is_none())
+    }
+
     /// True when no member is left to wait for, apart from these.
     fn has_all_without(&self, unfit: &BTreeSet<MemberId>) -> bool {
         let wanted = self.config.members.iter().filter(|member| !unfit.contains(&member.id)).count();
@@ -923,8 +940,14 @@ impl Promotion {
                 self.unfit.clear();
                 return self.choose(now, out);
             }
-            // Keep asking all members, even those that have answered: an administrator may restore what one of them has lost.
-            Err(damage) => return fencing.damage = Some(damage),
+            Err(damage) => {
+                if let Some(odd) = fencing.odd_one_out(&damage, needed) {
+                    self.unfit.insert(odd);
+                    return self.choose(now, out);
+                }
+                // Keep asking all members, even those that have answered: an administrator may restore what one of them has lost.
+                return fencing.damage = Some(damage);
+            }
         };
         let by_order = accepted.map(|accepted| Order::AcceptLoss(accepted.last));
         let recovered = Recovered::new(&fencing.config, reference, &fenced, by_order);

@@ -344,6 +344,37 @@ fn late_word_of_a_member_has_the_store_read() {
     }
 }
 
+/// Two members that are right never contradict each other. Against two that agree, the third is wrong.
+#[test]
+fn member_that_contradicts_two_others_is_left_out() {
+    let other_first =
+        CopyReport { closure: Closure { first: Lsn(12), ..copy(2, Open, 15).closure }, ..copy(2, Open, 15) };
+    let other_epoch =
+        CopyReport { identity: SegmentIdentity { epoch: Epoch(4), ..copy(2, Open, 15).identity }, ..copy(2, Open, 15) };
+    for false_copy in [other_first, other_epoch] {
+        let lying = |number| Inventory { copies: vec![copy(1, Closed, 10), false_copy], ..sound(number, 15) };
+        for liar in 1..=3 {
+            let mut fixture = Fixture::fencing(3, 2, None);
+            for number in 1..=3 {
+                fixture.fenced(if number == liar { lying(number) } else { sound(number, 12 + number as u64) });
+            }
+            let last = if liar == 3 { 14 } else { 15 };
+            assert!(fixture.out.iter().filter_map(Output::task).all(|(_, task)| *task.member() != member(liar).id));
+            assert_eq!(fixture.repair(), (2, Lsn(last)));
+        }
+        // Of two nobody knows which one is wrong; nor where one of the others cannot tell where its log ends.
+        for third in [lost(3), damaged(3, vec![copy(1, Closed, 10)])] {
+            let mut fixture = Fixture::fencing(3, 2, None);
+            fixture.fenced(sound(1, 15));
+            fixture.fenced(lying(2));
+            fixture.fenced(third);
+            fixture.wait();
+            fixture.wait();
+            assert!(matches!(fixture.waiting(), Some(Waiting::Damage(_))), "{:?}", fixture.out);
+        }
+    }
+}
+
 /// What the config store holds once this candidate has claimed epoch 6.
 fn claimed(members: u128) -> Configuration {
     config(members).claimed_by(sidecar("s1"), Claim(7))
