@@ -1,6 +1,6 @@
 """The tally of tally.py with asyncio.
 
-    PYTHONPATH=sidecar/client/python python3 examples/tally/tally_async.py /run/tailwind/append.sock
+    PYTHONPATH=sidecar/client/python python3 examples/tally/tally_async.py /run/tailwind/default.sock
 """
 
 import asyncio

@@ -15,7 +15,7 @@ const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;
 const EXAMPLE: &str = "\
 Example: a Redis that loses no acknowledged write, beside each of two or more sidecars of one group
 
-  tailwind-exec --socket /run/tailwind/append.sock --dir /vol/data -- \\
+  tailwind-exec --socket /run/tailwind/default.sock --dir /vol/data -- \\
     redis-server --dir /vol/data --appendonly yes --appendfsync always --save ''
 
 Whether this host will do, and then whether the program fits: tailwind-exec doctor --dir /vol/data; --dry-run
@@ -102,7 +102,7 @@ pub struct ReadyOptions {
 #[derive(Args)]
 pub struct RunOptions {
     /// The sidecar's append socket
-    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", default_value = "/run/tailwind/append.sock")]
+    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", default_value = "/run/tailwind/default.sock")]
     pub socket: PathBuf,
     /// The directory that is replicated: a folder inside of a volume of its own (an emptyDir). It is filled from the log
     #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]

@@ -152,8 +152,8 @@ fn python_readme_runs() {
     for block in blocks {
         let file = group.folder().join("readme.py");
         let socket = group.socket(0);
-        assert!(block.contains("/run/tailwind/append.sock"), "{block}");
-        std::fs::write(&file, block.replace("/run/tailwind/append.sock", socket.to_str().unwrap())).unwrap();
+        assert!(block.contains("/run/tailwind/default.sock"), "{block}");
+        std::fs::write(&file, block.replace("/run/tailwind/default.sock", socket.to_str().unwrap())).unwrap();
         let ended = run_to_end(&mut python(&file)).unwrap();
         assert_eq!((ended.code, ended.errors.as_str()), (Some(0), ""), "{block}");
         assert!(!ended.out.is_empty(), "{block}");

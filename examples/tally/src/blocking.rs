@@ -1,6 +1,6 @@
 //! A tally of words that survives its process, its sidecar and its host: an app to copy, with the blocking client.
 //!
-//!     tally /run/tailwind/append.sock
+//!     tally /run/tailwind/default.sock
 //!
 //! Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it
 //! follows the log until it is its turn, and knows every count then. Its state is what the log says and nothing else, so it can

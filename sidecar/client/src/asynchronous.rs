@@ -8,7 +8,7 @@
 //! use tailwind_client::asynchronous::Client;
 //!
 //! # async fn example() -> Result<(), tailwind_client::Error> {
-//! let mut client = Client::connect("/run/tailwind/append.sock").await?;
+//! let mut client = Client::connect("/run/tailwind/default.sock").await?;
 //! let lsn = client.append(b"one").await?;
 //! println!("record {lsn} is replicated");
 //! # Ok(())

@@ -11,7 +11,7 @@
 //! use tailwind_client::{Lsn, blocking::Client};
 //!
 //! # fn main() -> Result<(), tailwind_client::Error> {
-//! let mut client = Client::connect("/run/tailwind/append.sock")?;
+//! let mut client = Client::connect("/run/tailwind/default.sock")?;
 //!
 //! // One record: back once every current backup has it.
 //! let lsn = client.append(b"one")?;
@@ -47,7 +47,7 @@
 //! # impl State { fn apply(&mut self, lsn: Lsn, _: &[u8]) { self.next = lsn.next(); } }
 //! # fn serve(client: &mut Client, state: &mut State) -> Result<(), tailwind_client::Error> { Ok(()) }
 //! # fn live(state: &mut State) -> Result<(), tailwind_client::Error> {
-//! let mut client = Client::connect("/run/tailwind/append.sock")?;
+//! let mut client = Client::connect("/run/tailwind/default.sock")?;
 //! let mut follow = client.follow((state.history, state.next))?;
 //! while let Some(event) = follow.next_event()? {
 //!     match event {

@@ -2,7 +2,7 @@
 
     from tailwind import Client
 
-    with Client("/run/tailwind/append.sock") as log:
+    with Client("/run/tailwind/default.sock") as log:
         lsn = log.append(b"one")                    # back once every current backup has it
         for n in range(100_000):
             log.submit(b"record %d" % n)            # pipelined
@@ -12,7 +12,7 @@
 
 `AsyncClient` has the same functions for asyncio. A standby app follows the log, and takes over without reading it again:
 
-    with Client("/run/tailwind/append.sock") as log:
+    with Client("/run/tailwind/default.sock") as log:
         for event in log.follow(1):
             if isinstance(event, Record):
                 print(event.lsn, event.payload)
