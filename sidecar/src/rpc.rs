@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap};
 use hyper::{Method, Request, Response};
@@ -469,7 +469,7 @@ impl BackupClient {
 
     async fn body(&self, response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
         let collected = Limited::new(response.into_body(), limit).collect().await;
-        let collected = collected.map_err(|error| self.unreachable(&broken_off(&error.to_string())))?;
+        let collected = collected.map_err(|error| self.unreachable(&no_body(error.as_ref(), limit)))?;
         Ok(collected.to_bytes())
     }
 
@@ -524,6 +524,14 @@ fn has_ended(error: &hyper::Error) -> bool {
     let is_gone =
         io.is_some_and(|io| gone.contains(&io.kind()) && io.get_ref().is_none_or(|inner| !inner.is::<rustls::Error>()));
     is_gone || io.is_none() && (error.is_closed() || error.is_canceled() || error.is_incomplete_message())
+}
+
+/// Why the whole body of an answer has not come, of which so many bytes are taken.
+fn no_body(error: &(dyn std::error::Error + 'static), limit: usize) -> String {
+    match error.is::<LengthLimitError>() {
+        true => format!("its answer is larger than {limit} bytes"),
+        false => broken_off(&error.to_string()),
+    }
 }
 
 fn broken_off(why: &str) -> String {

@@ -181,7 +181,7 @@ async fn check_proof(link: &mut Link, token: &Token) -> Result<(), ConnectError>
     let request = request.map_err(|error| other(error.to_string()))?;
     let response = link.sender.send_request(request).await?;
     let body = Limited::new(response.into_body(), PROOF_SIZE_MAX).collect().await;
-    let body = body.map_err(|error| other(error.to_string()))?.to_bytes();
+    let body = body.map_err(|error| other(super::no_body(error.as_ref(), PROOF_SIZE_MAX)))?.to_bytes();
     if token.is_proof(&body, &nonce, link.peer) {
         return Ok(());
     }
