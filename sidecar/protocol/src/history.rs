@@ -50,7 +50,9 @@ impl History {
     /// The history of a client that has read nothing, or does not say.
     pub const UNKNOWN: History = History(0);
 
-    /// The history of a log with these cuts.
+    /// The history of a log with these cuts. All cuts from epoch 2³² - 2 on begin the same history, so a client that has read
+    /// between two of them is not told. A log gets there only by accepted losses that skip epochs which members say they have
+    /// promised.
     pub fn of(log: LogId, cuts: &[Cut]) -> History {
         let epoch = cuts.last().map_or(0, |cut| cut.epoch.0);
         History((log.0 as u64) << 32 | epoch.saturating_add(1).min(u64::from(u32::MAX)))

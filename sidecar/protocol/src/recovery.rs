@@ -78,7 +78,8 @@ pub enum Damage {
     /// Two members that can tell where the log ends have one segment of different epochs: before a primary opens a
     /// segment that an older epoch had opened, every member of its set has dropped what was left of it.
     #[error(
-        "segment {segment} is of epoch {earlier} at one member and of epoch {later} at another, and both say that they can          tell where the log ends: what the members hold contradicts itself"
+        "segment {segment} is of epoch {earlier} at one member and of epoch {later} at another, and both say that they can tell \
+         where the log ends: what the members hold contradicts itself"
     )]
     TwoEpochs {
         /// The segment.

@@ -111,7 +111,6 @@ impl World {
         }
     }
 
-    /// The config store changes (S7, S8).
     /// A primary steps down for a later epoch only if there is one (S17).
     pub(super) fn judge_step_down(&self, why: StepDown) {
         let latest = self.store.content().map_or(Epoch(0), |config| config.epoch);
@@ -122,6 +121,7 @@ impl World {
         }
     }
 
+    /// The config store changes (S7, S8).
     pub(crate) fn judge_swap(&self, before: Option<&Configuration>, after: &Configuration) {
         let Some(before) = before else { return };
         if after.stamp() <= before.stamp() || after.log != before.log {
