@@ -5,6 +5,7 @@
 //! sidecar a standby app follows all the while: it is shown what is in the log, and nothing else.
 
 use std::cell::Cell;
+use std::fs;
 
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
@@ -16,7 +17,7 @@ use tailwind_e2e::processes::checker::compare;
 use tailwind_e2e::processes::following::Following;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::http;
-use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, read_back, submit, wait_for_standby};
+use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, read_back, submit, wait_for_standby};
 use tailwind_e2e::workload::{InputSequence, Numbered};
 
 on_every_fabric!(
@@ -32,6 +33,32 @@ on_every_fabric!(
     random_faults,
     checker_detects_differences,
 );
+
+/// Over `shm` the primary writes to the buffers' files itself, and the kernel ends it at one that was cut. It says so, and its
+/// successor has everything.
+#[test]
+fn primary_whose_buffer_is_cut_says_so() {
+    let test = TestContext::start();
+    let (mut group, input) = (test.group("shm").unwrap(), test.input());
+    let old = group.wait_for_primary().unwrap();
+    let mut client = group.client(old, true).unwrap();
+    let end = append(&mut client, &input, 0, 100).unwrap();
+    let victim = group.wait_for_full_set().unwrap()[0];
+    for entry in fs::read_dir(group.pool(victim)).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().starts_with("slot-") {
+            fs::File::options().write(true).open(entry.path()).unwrap().set_len(0).unwrap();
+        }
+    }
+    assert!(append(&mut client, &input, end, 1).is_err(), "a member does not have it");
+    assert_eq!(group.wait_for_end(Process::Sidecar(old)).unwrap(), None, "it is ended by a signal");
+    let log = group.log(&format!("sidecar{old}"));
+    assert!(log.contains("SIGBUS: a mapped file was cut while it was in use") && log.contains("--pool"), "{log}");
+    let mut successor = primary(&group).unwrap();
+    let last = successor.barrier().unwrap().last.0;
+    assert!((end..=end + 1).contains(&last), "{last}");
+    let end = append(&mut successor, &input, last, 100).unwrap();
+    check_whole(&group, &input, end).unwrap();
+}
 
 /// Appends in flight at most: enough for a roll-over to catch some of them.
 const WINDOW: u64 = 64;
