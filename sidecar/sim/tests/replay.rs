@@ -1,6 +1,7 @@
-//! A seed has one story.
+//! A seed has one story; and seeds of a kind that is seldom drawn.
 
-use tailwind_sim::runner::{Wanted, play, play_many};
+use tailwind_sim::runner::{Wanted, play, play_lying, play_many};
+use tailwind_sim::world::Lie;
 
 #[test]
 fn same_seed_gives_same_story() {
@@ -34,4 +35,12 @@ fn totals_are_sums_over_seeds() {
     let mut alone = tailwind_sim::tally::Tally::default();
     (0..12).filter_map(|seed| play(seed, false, None).end.ok()).for_each(|tally| alone.add(&tally));
     assert_eq!(together.tally, alone);
+}
+
+/// One seed of twelve has a liar among three members.
+#[test]
+fn one_liar_of_three_breaks_no_rule() {
+    for seed in 0..24 {
+        assert_eq!(play_lying(seed, Lie::LaterEpoch).end.err(), None, "seed {seed}");
+    }
 }
