@@ -179,10 +179,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
                 syncs.push(stopped);
                 continue;
             }
-            // What cannot be followed shows at the next sync.
-            if let Err(Refusal::Lost(why) | Refusal::Full(why)) = self.volume.calls(stopped.thread, stopped.call) {
-                warn!(%why, thread = %stopped.thread, "a call cannot be followed");
-            }
+            self.volume.calls(stopped.thread, stopped.call);
             self.reply(stopped.id, Answer::Go)?;
         }
         self.sync(syncs)?;

@@ -200,10 +200,23 @@ impl Volume {
         std::mem::take(&mut self.compared)
     }
 
-    /// Why nothing can be followed any more.
+    /// Nothing can be followed any more, for this reason if it is the first one.
     fn lose(&mut self, why: String) -> Refusal {
-        warn!(%why, "cannot follow the program any more: each sync fails from now on");
+        if self.fault.is_none() {
+            warn!(%why, "cannot follow the program any more: each sync fails from now on");
+        }
         Refusal::Lost(self.fault.get_or_insert(why).clone())
+    }
+
+    /// Takes a step that leaves a gap if it fails: nothing is confirmed after that.
+    fn or_lose(&mut self, step: impl FnOnce(&mut Volume) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        if let Some(fault) = &self.fault {
+            return Err(Refusal::Lost(fault.clone()));
+        }
+        match step(self) {
+            Err(Refusal::Lost(why)) => Err(self.lose(why)),
+            taken => taken,
+        }
     }
 }
 
@@ -238,8 +251,13 @@ impl Volume {
         }
     }
 
-    /// A call that continues after this.
-    pub fn calls(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
+    /// A call that goes on after this. If it cannot be followed, each sync fails from now on.
+    pub fn calls(&mut self, thread: Thread, call: Call) {
+        // Whatever went wrong, it is kept as the volume's fault.
+        let _ = self.or_lose(|volume| volume.follow(thread, call));
+    }
+
+    fn follow(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
         match call {
             Call::Sync(_) | Call::SyncAll | Call::SyncMapping { .. } => {}
             Call::Write { .. } if planted::has(Bug::RangeForgotten) => {}

@@ -22,8 +22,13 @@ use crate::record::{Kind, Name, Number};
 const RENAME_TIME: Duration = Duration::from_secs(1);
 
 impl Volume {
-    /// Follows the queue of events until it is empty and each name is known.
+    /// Follows the queue of events until it is empty and each name is known. An event that was taken does not come again, so
+    /// whatever goes wrong here is for good.
     pub(super) fn settle(&mut self) -> Result<(), Refusal> {
+        self.or_lose(Volume::follow_events)
+    }
+
+    fn follow_events(&mut self) -> Result<(), Refusal> {
         for _ in 0..SETTLE_ROUNDS {
             let any = self.drain()?;
             let unsure = self.tree.take_unsure();
@@ -67,7 +72,7 @@ impl Volume {
             }
         }
         if lost {
-            self.relist()?;
+            self.list_all()?;
         }
         Ok(any)
     }
@@ -105,7 +110,11 @@ impl Volume {
 
     /// Lists the whole directory again, and takes nothing for granted.
     pub(super) fn relist(&mut self) -> Result<(), Refusal> {
-        info!("lists the volume again and compares all of it");
+        self.or_lose(Volume::list_all)
+    }
+
+    fn list_all(&mut self) -> Result<(), Refusal> {
+        info!("lists the volume anew and compares all of it");
         self.tree.forget_entries();
         self.files.values_mut().for_each(File::suspect);
         // The root's own mode is not kept.

@@ -77,8 +77,14 @@ impl Volume {
 
     /// For a planted bug, of one file only.
     fn capture_names_of(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        // A file that replaces another one by a rename brings its bytes, as file systems have it. Names may change during that,
-        // so they are taken when no such file is left.
+        self.capture_moved(records)?;
+        self.or_lose(|volume| volume.log_names(only, records))
+    }
+
+    /// Takes the bytes that names bring.
+    fn capture_moved(&mut self, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+        // A file that replaces another one by a rename brings its bytes, as file systems have it. Meanwhile names may change, so
+        // they are taken when no such file is left.
         for _ in 0..SETTLE_ROUNDS {
             self.settle()?;
             let unsynced = |file: &File| file.moved && !file.synced && file.fault.is_none();
@@ -88,6 +94,11 @@ impl Volume {
             };
             self.capture(number, records)?;
         }
+        Ok(())
+    }
+
+    /// Logs the names as they are now: none of them comes again.
+    fn log_names(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
         let mut changes = BTreeMap::new();
         for at in self.tree.touched() {
             let (now, logged) = (self.tree.number(at), self.image.entry(at));

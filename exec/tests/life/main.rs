@@ -8,6 +8,7 @@
 mod command_line;
 mod doctor;
 mod dry_run;
+mod faults;
 mod full;
 mod lease;
 mod loss;
