@@ -190,9 +190,7 @@ impl Volume {
     /// The directory has files that the log does not have: takes them for new ones.
     pub fn import(&mut self) -> Result<(), Refusal> {
         self.relist()?;
-        self.settle()?;
-        self.files.values_mut().for_each(|file| file.moved = true);
-        Ok(())
+        self.settle()
     }
 
     /// What has been compared since this was asked last.

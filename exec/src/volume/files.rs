@@ -29,7 +29,8 @@ pub(crate) struct File {
     pub(crate) mapped: bool,
     /// It was synced: the log has all bytes that were.
     pub(crate) synced: bool,
-    /// It was never synced and has another name than the one it was made under.
+    /// It has another name than the one it was made under, or was made without one. If it was never synced, all its bytes come
+    /// with the name.
     pub(crate) moved: bool,
     /// It has lost one of several names: events come under names that are not its own.
     pub(crate) ragged: bool,

@@ -187,7 +187,12 @@ impl Volume {
             return Ok(());
         }
         let entry = match identity.kind {
-            FileType::RegularFile => Entry::Known(self.adopt(identity, Kind::File, found)?),
+            FileType::RegularFile => {
+                let number = self.adopt(identity, Kind::File, found)?;
+                let moved = self.tree.entry(&at) != Some(Entry::Unknown { moved: false });
+                self.with(number, |file| file.moved = moved);
+                Entry::Known(number)
+            }
             FileType::Directory => Entry::Known(self.adopt(identity, Kind::Directory, found)?),
             FileType::Symlink => {
                 let target = fs::readlinkat(&found, "", Vec::new())?.into_bytes();

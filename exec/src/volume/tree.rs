@@ -38,7 +38,10 @@ pub(crate) enum What {
 pub(crate) enum Entry {
     Known(Number),
     /// Nobody has looked yet.
-    Unknown,
+    Unknown {
+        /// It may have had bytes before it came here: the name brings them.
+        moved: bool,
+    },
     /// A socket, a pipe, a device: not kept.
     Ignored,
 }
@@ -156,9 +159,9 @@ impl Tree {
         }
     }
 
-    /// It must be looked up what this name stands for.
+    /// Somebody has to look what this name stands for. If nothing tells, it has come by a rename.
     pub(crate) fn doubt(&mut self, at: At) {
-        self.entries.entry(at.clone()).or_insert(Entry::Unknown);
+        self.entries.entry(at.clone()).or_insert(Entry::Unknown { moved: true });
         self.touched.insert(at.clone());
         self.unsure.insert(at);
     }
@@ -183,6 +186,8 @@ impl Tree {
             What::Attributes => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Attributes)),
             What::Created => {
                 let note = self.leave(&at);
+                // No event tells a name that a file was given later from that of a new file.
+                self.entries.insert(at.clone(), Entry::Unknown { moved: self.linked });
                 self.doubt(at);
                 note
             }
@@ -192,7 +197,7 @@ impl Tree {
                 note
             }
             What::MovedFrom { cookie } => {
-                let entry = self.take(&at).unwrap_or(Entry::Unknown);
+                let entry = self.take(&at).unwrap_or(Entry::Unknown { moved: true });
                 self.floating.push((cookie, entry));
                 self.touched.insert(at);
                 None
@@ -200,7 +205,10 @@ impl Tree {
             What::MovedTo { cookie } => {
                 let note = self.leave(&at);
                 let place = self.floating.iter().position(|(floating, _)| *floating == cookie);
-                let entry = place.map_or(Entry::Unknown, |place| self.floating.remove(place).1);
+                let entry = match place.map(|place| self.floating.remove(place).1) {
+                    Some(Entry::Unknown { .. }) | None => Entry::Unknown { moved: true },
+                    Some(entry) => entry,
+                };
                 self.put(at.clone(), entry);
                 // Two names that change places look like two moves, and are not.
                 self.doubt(at);
@@ -221,8 +229,8 @@ impl Tree {
     fn user(&self, at: &At) -> Option<Option<Number>> {
         match self.entry(at) {
             Some(Entry::Known(number)) => Some(Some(number)),
-            // The look at it will find out everything.
-            Some(Entry::Unknown | Entry::Ignored) => None,
+            // Whoever looks at it finds out all of it.
+            Some(Entry::Unknown { .. } | Entry::Ignored) => None,
             // It was the only name of its file, which nobody misses.
             None if !self.linked && self.departed.contains(at) => None,
             None => Some(None),
@@ -239,7 +247,7 @@ impl Tree {
         match entry? {
             Entry::Known(number) if self.names(number).next().is_some() => Some(Note::Ragged(number)),
             // It may have been another name of any file, and opened under it.
-            Entry::Unknown if self.linked => Some(Note::Lost),
+            Entry::Unknown { .. } if self.linked => Some(Note::Lost),
             _ => None,
         }
     }

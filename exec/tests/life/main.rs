@@ -13,6 +13,7 @@ mod full;
 mod lease;
 mod loss;
 mod many;
+mod nameless;
 mod opening;
 mod page;
 mod pid_1;

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use rustix::fs::{self, CWD, Mode, OFlags, RenameFlags, SeekFrom};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::{self, Errno};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
@@ -64,6 +64,15 @@ unsafe impl Sync for Mapping {}
 struct Table {
     open: Vec<Open>,
     mappings: Vec<Mapping>,
+}
+
+impl Table {
+    fn add(&mut self, open: Open) {
+        self.open.push(open);
+        if self.open.len() > 12 {
+            self.open.remove(0);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -229,6 +238,15 @@ impl World {
         }
     }
 
+    fn sync_file(&self, descriptor: BorrowedFd<'_>, file: &Played) {
+        let sync = self.shared.syncs.fetch_add(1, Ordering::Relaxed);
+        self.write_down(&Entry::Calls { sync, covers: Covers::File(file.id) });
+        match fs::fsync(descriptor) {
+            Ok(()) => self.write_down(&Entry::Returned { sync, acked: self.acked() }),
+            Err(error) => self.trouble(format!("a sync of file {} fails: {error}", file.id)),
+        }
+    }
+
     fn open(&self, random: &mut Random) {
         let mut names = self.names.lock().expect("no panic");
         let path = self.path(random);
@@ -264,12 +282,9 @@ impl World {
         let Ok(descriptor) = opened else { return };
         let file = known.unwrap_or_else(|| names.add(&path).expect("open what was made"));
         let mut table = self.table.write().expect("no panic");
-        table.open.push(Open { descriptor, file, writes });
+        table.add(Open { descriptor, file, writes });
         if found.is_none() {
             self.write_down(&Entry::Names(self.list(&names)));
-        }
-        if table.open.len() > 12 {
-            table.open.remove(0);
         }
     }
 
@@ -342,12 +357,7 @@ impl World {
             }
             let Some(Open { descriptor, file, writes }) = random.pick(&open) else { break };
             if random.one_in(3) {
-                let sync = self.shared.syncs.fetch_add(1, Ordering::Relaxed);
-                self.write_down(&Entry::Calls { sync, covers: Covers::File(file.id) });
-                match fs::fsync(descriptor) {
-                    Ok(()) => self.write_down(&Entry::Returned { sync, acked: self.acked() }),
-                    Err(error) => self.trouble(format!("a child's sync fails: {error}")),
-                }
+                self.sync_file(descriptor.as_fd(), file);
             } else if *writes {
                 self.exclusive(file, || {
                     write_with(descriptor.as_fd(), &mut random);
@@ -364,7 +374,7 @@ impl World {
         let (from, to) = (self.path(random), self.path(random));
         let rename = |flags| fs::renameat_with(CWD, &from, CWD, &to, flags).is_ok();
         // Most fail now and then: the names are not there, or lead into each other.
-        let done = match random.below(16) {
+        let done = match random.below(17) {
             0..6 => rename(RenameFlags::empty()),
             6 => rename(RenameFlags::EXCHANGE),
             7 => std::fs::hard_link(&from, &to).is_ok(),
@@ -374,6 +384,7 @@ impl World {
             13 => std::os::unix::fs::symlink("nowhere", &to).is_ok(),
             14 => std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600 + random.below(64) as u32))
                 .is_ok(),
+            15 => self.link_nameless(&mut names, &to, random),
             _ => self.truncate(&names, &from, random),
         };
         if done {
@@ -381,6 +392,24 @@ impl World {
             self.write_down(&Entry::Names(paths));
             names.drop_unused();
         }
+    }
+
+    /// A file that has bytes, and perhaps a sync, before it has a name.
+    fn link_nameless(&self, names: &mut Names, to: &Path, random: &mut Random) -> bool {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let descriptor = fs::open(&self.root, flags, Mode::from_raw_mode(0o644)).expect("make a file without a name");
+        let path = PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+        let file = names.add(&path).expect("open what was made");
+        self.exclusive(&file, || {
+            write_with(descriptor.as_fd(), random);
+            self.content(&file);
+        });
+        if random.one_in(2) {
+            self.sync_file(descriptor.as_fd(), &file);
+        }
+        let linked = fs::linkat(CWD, &path, CWD, to, AtFlags::SYMLINK_FOLLOW).is_ok();
+        self.table.write().expect("no panic").add(Open { descriptor, file, writes: true });
+        linked
     }
 
     fn truncate(&self, names: &Names, path: &Path, random: &mut Random) -> bool {
