@@ -8,6 +8,10 @@ use twox_hash::XxHash3_64;
 /// Bytes of a block: a page of most programs that write at offsets, and of the kernel.
 pub const BLOCK: usize = 4096;
 
+/// Stands for the hash of a block that the log does not have as it is in the file. One block of 2⁶⁴ has it by chance, and counts
+/// as logged.
+const UNKNOWN: u64 = 0;
+
 /// A block of a hole.
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
@@ -62,8 +66,7 @@ impl Blocks {
         if !length.is_multiple_of(BLOCK as u64)
             && let Some(last) = self.hashes.last_mut()
         {
-            // Any value will do that the bytes do not have, and nobody knows theirs.
-            *last = !*last;
+            *last = UNKNOWN;
         }
     }
 
@@ -87,8 +90,7 @@ impl Blocks {
                 old.next = Some(index);
                 break;
             }
-            // Any value will do that the bytes do not have.
-            self.hashes[index] = !self.hashes[index];
+            self.hashes[index] = UNKNOWN;
             let start = index as u64 * BLOCK as u64;
             old.ranges.push((start, start + BLOCK as u64));
         }
@@ -245,6 +247,18 @@ mod tests {
             prop_assert_eq!(hole.update_zeros(seed, from as u64, zeros.len() as u64), read.update(seed, from as u64, &zeros));
             prop_assert_eq!((&hole.hashes, &hole.fresh, hole.length), (&read.hashes, &read.fresh, read.length));
         }
+    }
+
+    #[test]
+    fn what_was_forgotten_twice_is_logged() {
+        let seed = Seed(1);
+        let mut blocks = Blocks::default();
+        blocks.update(seed, 0, &[1; BLOCK]);
+        for _ in 0..2 {
+            blocks.begin_generation(seed);
+            assert_eq!(blocks.forget_old(0, 1).ranges.len(), 1);
+        }
+        assert_eq!(blocks.update(seed, 0, &[1; BLOCK]), [(0, BLOCK as u64)]);
     }
 
     #[test]

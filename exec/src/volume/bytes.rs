@@ -83,12 +83,7 @@ impl Volume {
             self.settle_ended();
         }
         self.advance(number)?;
-        let result = self.compare(number, records);
-        if let (Err(Refusal::Lost(why)), Some(file)) = (&result, self.files.get_mut(&number)) {
-            warn!(%number, %why, "cannot follow a file any more: each of its syncs fails from now on");
-            file.fault = Some(why.clone());
-        }
-        result
+        self.compare(number, records)
     }
 
     /// Threads that have ended make no more calls.
@@ -96,11 +91,9 @@ impl Volume {
         self.effects.ended().into_iter().for_each(|thread| self.stopped(thread));
     }
 
-    pub(super) fn compare(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+    /// Compares all that may differ.
+    fn compare(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
         let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
-        if let Some(fault) = &file.fault {
-            return Err(Refusal::Lost(fault.clone()));
-        }
         let mut doubts = std::mem::take(&mut file.doubts);
         if planted::has(Bug::RangeCleanTooEarly) {
             for effect in self.effects.all_mut() {
@@ -117,24 +110,60 @@ impl Volume {
         if file.mapped || file.ragged {
             doubts.add(Ranges::WHOLE);
         }
+        let compared = self.compare_ranges(number, &mut doubts, u64::MAX, records);
+        self.with(number, |file| match compared {
+            Ok(()) => file.synced = true,
+            Err(_) => file.doubts.extend(doubts.iter()),
+        });
+        compared
+    }
+
+    /// Takes what differs in these ranges, and what lies between the end of what the log has and that of the file or `up_to`. If
+    /// a file cannot be compared, none of its syncs is confirmed any more.
+    pub(super) fn compare_ranges(
+        &mut self,
+        number: Number,
+        ranges: &mut Ranges,
+        up_to: u64,
+        records: &mut Vec<Vec<u8>>,
+    ) -> Result<(), Refusal> {
+        let Some(file) = self.files.get(&number) else { return Ok(()) };
+        if let Some(fault) = &file.fault {
+            return Err(Refusal::Lost(fault.clone()));
+        }
+        let compared = self.log_ranges(number, ranges, up_to, records);
+        if let Err(Refusal::Lost(why)) = &compared {
+            warn!(%number, %why, "cannot follow a file any more: each of its syncs fails from now on");
+            self.with(number, |file| file.fault = Some(why.clone()));
+        }
+        compared
+    }
+
+    fn log_ranges(
+        &mut self,
+        number: Number,
+        ranges: &mut Ranges,
+        up_to: u64,
+        records: &mut Vec<Vec<u8>>,
+    ) -> Result<(), Refusal> {
+        let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
         for _ in 0..COMPARISONS {
-            let mut length = fs::fstat(&file.reader)?.st_size as u64;
+            let mut length = (fs::fstat(&file.reader)?.st_size as u64).min(up_to);
             if length < file.blocks.length() && planted::has(Bug::LengthForgotten) {
                 length = file.blocks.length();
             }
             if length < file.blocks.length() {
                 // The block that is cut through has no hash any more.
-                doubts.add((length.saturating_sub(1), length));
+                ranges.add((length.saturating_sub(1), length));
             }
-            let plan = Plan::new(file.reader.as_fd(), &file.blocks, &doubts, length)?;
+            let plan = Plan::new(file.reader.as_fd(), &file.blocks, ranges, length)?;
             let (read, scan) = (plan.size(), self.bounds.scan);
             if read > scan {
                 return Err(Refusal::Lost(format!("{read} bytes would have to be compared (--scan-max {scan})")));
             }
             self.compared.add(read);
             let others = self.image.size().saturating_sub(file.blocks.length());
-            if others.saturating_add(length) > self.bounds.bytes {
-                file.doubts = doubts;
+            if length > file.blocks.length() && others.saturating_add(length) > self.bounds.bytes {
                 let (bytes, number) = (others.saturating_add(length), number.0);
                 let bound = self.bounds.bytes;
                 return Err(Refusal::Full(format!(
@@ -183,10 +212,9 @@ impl Volume {
                 records.push(record);
             }
             if compared == Compared::Whole {
-                file.synced = true;
                 return Ok(());
             }
-            doubts.add((length.saturating_sub(1), u64::MAX));
+            ranges.add((length.saturating_sub(1), u64::MAX));
         }
         Err(Refusal::Lost("it is cut again and again while it is read".into()))
     }

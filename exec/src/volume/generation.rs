@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::{Refusal, Volume};
 use crate::blocks::BLOCK;
+use crate::ranges::Ranges;
 use crate::record::{Kind, Number};
 
 /// What is still to be logged again.
@@ -52,9 +53,11 @@ impl Volume {
     }
 
     /// Logs up to so many bytes of old blocks, as they are in the file now. That may be newer than the file's last sync, which no
-    /// program can tell from a write-back that the system has made by itself.
+    /// program can tell from a write-back that the system has made by itself. What may differ elsewhere in the file, and what lies
+    /// behind the end that the log has, is left to its syncs.
     pub fn copy(&mut self, bytes: u64, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        let mut left = bytes.div_ceil(BLOCK as u64).max(1) as usize;
+        // A file that is being cut takes a block more; both may be compared at once.
+        let mut left = (bytes.min(self.bounds.scan / 2) / BLOCK as u64).max(1) as usize;
         while let Some(Copying { files, block }) = &mut self.copying {
             let Some(&number) = files.front() else {
                 self.copying = None;
@@ -64,12 +67,10 @@ impl Volume {
                 break;
             }
             // One that is not there any more is gone in the log too.
-            let taken = self.files.get_mut(&number).map(|file| {
-                let old = file.blocks.forget_old(*block, left);
-                old.ranges.iter().for_each(|range| file.doubts.add(*range));
-                old
-            });
-            let taken = taken.unwrap_or_default();
+            let (up_to, taken) = match self.files.get_mut(&number) {
+                Some(file) => (file.blocks.length(), file.blocks.forget_old(*block, left)),
+                None => Default::default(),
+            };
             match taken.next {
                 Some(next) => *block = next,
                 None => {
@@ -77,10 +78,13 @@ impl Volume {
                     *block = 0;
                 }
             }
+            if taken.ranges.is_empty() {
+                continue;
+            }
             left -= taken.ranges.len();
-            if !taken.ranges.is_empty()
-                && let Err(refusal) = self.compare(number, records)
-            {
+            let mut ranges = Ranges::default();
+            ranges.extend(taken.ranges);
+            if let Err(refusal) = self.compare_ranges(number, &mut ranges, up_to, records) {
                 self.copying = None;
                 return Err(refusal);
             }

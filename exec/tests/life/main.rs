@@ -22,6 +22,7 @@ mod removal;
 mod sidecar;
 mod sparse;
 mod threads;
+mod trimming;
 mod users;
 
 use std::fs;

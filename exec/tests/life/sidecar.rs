@@ -26,6 +26,8 @@ struct Shared {
 
 struct State {
     log: Vec<Vec<u8>>,
+    /// The first record that a follow gets.
+    first: u64,
     epoch: u64,
     role: Role,
     /// Appends go into the log, and are not acknowledged.
@@ -45,6 +47,7 @@ impl Sidecar {
         let listener = UnixListener::bind(&socket).unwrap();
         let state = State {
             log: Vec::new(),
+            first: 1,
             epoch: EPOCH,
             role: Role::Primary,
             acks_held: false,
@@ -69,7 +72,7 @@ impl Sidecar {
         &self.socket
     }
 
-    /// The records of the log.
+    /// The records of the log, also those that were trimmed.
     pub(crate) fn log(&self) -> Vec<Vec<u8>> {
         self.shared.lock().log.clone()
     }
@@ -161,14 +164,14 @@ impl Shared {
                     record_cost: 32,
                     batch_cost: 8,
                     epoch: state.epoch,
-                    first: 1,
+                    first: state.first,
                     last,
                     primary: "this",
                 };
                 send(stream, request, &Response::Welcome(welcome))
             }
             Request::Follow { from, .. } => {
-                for lsn in (*from).max(1)..=last {
+                for lsn in (*from).max(state.first)..=last {
                     let mut bytes = Vec::new();
                     put_batch_record(&mut bytes, &state.log[lsn as usize - 1]);
                     send(stream, request, &Response::Records { first: lsn, records: Batch::new(1, &bytes).unwrap() })?;
@@ -194,6 +197,10 @@ impl Shared {
             Request::Barrier => {
                 state.barriers += 1;
                 send(stream, request, &Response::BarrierPassed { epoch: state.epoch, last })
+            }
+            Request::Trim { below } => {
+                state.first = state.first.max(*below);
+                send(stream, request, &Response::Trimmed { first: state.first })
             }
             other => panic!("nothing for this sidecar: {other:?}"),
         }
