@@ -230,8 +230,8 @@ impl Volume {
             }
         }
         for number in effect.stepped {
-            if let Some(file) = self.files.get_mut(&number) {
-                file.writers.settle(thread);
+            if let Some(File { writers, doubts, .. }) = self.files.get_mut(&number) {
+                writers.settle(doubts, thread);
             }
         }
         for number in effect.opens.into_iter().flatten() {
@@ -274,9 +274,13 @@ impl Volume {
             Call::Seek { descriptor, target } => {
                 if let Some(number) = self.file_of(thread, descriptor)? {
                     self.effects.of(thread, &mut self.infos).stepped.insert(number);
+                    // Before the others, so that whatever is written from here on is behind this or seen by those.
+                    let before = self.infos.get(thread.0, descriptor.0);
+                    let is_shared = before.is_none_or(|info| info.writable) && !proc::is_alone(thread);
+                    let shared = is_shared.then(|| before.map_or(0, |info| info.position));
                     self.advance(number)?;
                     if let Some(file) = self.files.get_mut(&number) {
-                        file.writers.step_back(thread, target.unwrap_or(0));
+                        file.writers.step_back(thread, target.unwrap_or(0), shared);
                     }
                 }
             }

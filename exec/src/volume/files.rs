@@ -85,8 +85,18 @@ pub(crate) struct Writers {
     look: bool,
     /// When an opening was told last, unless a look has come after its end.
     opened: Option<Instant>,
-    /// Positions to which a call that may not have run yet goes back.
-    floors: Vec<(Thread, u64)>,
+    /// Positions that go back by calls that may not have run yet.
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    thread: Thread,
+    /// Where to.
+    target: u64,
+    /// The lowest position from which it goes back, if others may write at it until then: once it has gone back, no position
+    /// tells of what they wrote.
+    shared: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +149,8 @@ impl Writers {
     /// Reads all positions, and adds to `doubts` what was written since they were read last. If a descriptor is gone, the
     /// writers have to be looked for again.
     pub(crate) fn advance(&mut self, doubts: &mut Ranges, mut info: impl FnMut(u32, i32) -> Option<proc::Info>) {
-        let floor = self.floors.iter().map(|(_, floor)| *floor).min().unwrap_or(u64::MAX);
+        let floor = self.steps.iter().map(|step| step.target).min().unwrap_or(u64::MAX);
+        self.doubt_shared(doubts);
         self.list.retain_mut(|Watched { writer, seen }| {
             let now = info(writer.process, writer.descriptor)
                 .filter(|now| now.writable && now.inode == writer.info.inode && now.mount == writer.info.mount);
@@ -157,17 +168,36 @@ impl Writers {
         });
     }
 
-    /// A thread moves a position back to `target`, soon. The positions have been read just now.
-    pub(crate) fn step_back(&mut self, thread: Thread, target: u64) {
-        self.floors.push((thread, target));
-        self.list.iter_mut().for_each(|watched| watched.seen = watched.seen.min(target));
+    /// A thread moves a position back to `target`, soon; from no lower than `shared`, if it is not the only one that may write at
+    /// that position. The positions have been read just now.
+    pub(crate) fn step_back(&mut self, thread: Thread, target: u64, shared: Option<u64>) {
+        // Each of the other steps may come before this one, or after it.
+        for from in self.steps.iter_mut().filter_map(|step| step.shared.as_mut()) {
+            *from = target.min(*from);
+        }
+        let shared = shared.map(|from| self.steps.iter().map(|step| step.target).fold(from, u64::min));
+        self.steps.push(Step { thread, target, shared });
+        self.reach(target);
     }
 
     /// The calls of a thread have run.
-    pub(crate) fn settle(&mut self, thread: Thread) {
-        // A position that has not moved yet moves from there on.
-        for (_, floor) in self.floors.extract_if(.., |(of, _)| *of == thread) {
-            self.list.iter_mut().for_each(|watched| watched.seen = watched.seen.min(floor));
+    pub(crate) fn settle(&mut self, doubts: &mut Ranges, thread: Thread) {
+        self.doubt_shared(doubts);
+        // Whoever has not moved yet moves from there on.
+        for Step { target, .. } in self.steps.extract_if(.., |step| step.thread == thread).collect::<Vec<_>>() {
+            self.reach(target);
+        }
+    }
+
+    /// Positions may be as low as this.
+    fn reach(&mut self, target: u64) {
+        self.list.iter_mut().for_each(|watched| watched.seen = watched.seen.min(target));
+    }
+
+    /// What others write at a position before it goes back.
+    fn doubt_shared(&self, doubts: &mut Ranges) {
+        if let Some(from) = self.steps.iter().filter_map(|step| step.shared).min() {
+            doubts.add((from, u64::MAX));
         }
     }
 }
@@ -243,6 +273,28 @@ mod tests {
     fn writer(descriptor: i32, position: u64) -> proc::Writer {
         let info = proc::Info { position, inode: 7, mount: 1, writable: true };
         proc::Writer { process: 1, descriptor, info }
+    }
+
+    #[test]
+    fn what_others_write_before_a_step_back_is_in_doubt_until_it_has_run() {
+        let mut writers = Writers::default();
+        let doubted = |writers: &mut Writers| {
+            let mut doubts = Ranges::default();
+            writers.advance(&mut doubts, |_, _| None);
+            doubts.iter().next()
+        };
+        writers.step_back(Thread(1), 10, None);
+        assert_eq!(doubted(&mut writers), None, "nobody else writes");
+        writers.step_back(Thread(2), 40, Some(100));
+        assert_eq!(doubted(&mut writers), Some((10, u64::MAX)), "the first step may come before");
+        writers.step_back(Thread(3), 5, Some(200));
+        assert_eq!(doubted(&mut writers), Some((5, u64::MAX)), "or a later one");
+        let mut doubts = Ranges::default();
+        writers.settle(&mut doubts, Thread(3));
+        writers.settle(&mut doubts, Thread(1));
+        assert_eq!(doubted(&mut writers), Some((5, u64::MAX)), "and both have");
+        writers.settle(&mut doubts, Thread(2));
+        assert_eq!((doubted(&mut writers), doubts.iter().next()), (None, Some((5, u64::MAX))));
     }
 
     #[test]

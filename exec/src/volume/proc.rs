@@ -167,17 +167,36 @@ fn parse_info(text: &str) -> Option<Info> {
 
 /// When a thread began, in ticks since the machine did: with its number, that names it for good.
 pub(crate) fn began(thread: Thread) -> Option<u64> {
-    Some(stat(thread.0)?.1)
+    Some(stat(thread.0)?.began)
 }
 
-/// The parent of a process, and when it began.
-fn stat(process: u32) -> Option<(u32, u64)> {
+/// What `stat` says of a process or thread.
+struct Stat {
+    parent: u32,
+    threads: u32,
+    began: u64,
+}
+
+fn stat(process: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name of the program stands in brackets, and may have any of them itself.
     let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
     let parent = fields.nth(1)?.parse().ok()?;
-    let began = fields.nth(17)?.parse().ok()?;
-    Some((parent, began))
+    let threads = fields.nth(15)?.parse().ok()?;
+    let began = fields.nth(1)?.parse().ok()?;
+    Some(Stat { parent, threads, began })
+}
+
+/// Whether a stopped thread is all of the program: nobody else writes until its call has run. If that cannot be told, it is not.
+///
+/// The first child in a list of `/proc` is always right, and is followed by the second one as long as it lives; a thread that is
+/// stopped does. Orphans become children of this process's first thread, which has started the program.
+pub(crate) fn is_alone(thread: Thread) -> bool {
+    let children = |process: u32| fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+    let is_only_child = children(std::process::id()).is_ok_and(|children| children.trim() == thread.to_string());
+    is_only_child
+        && children(thread.0).is_ok_and(|children| children.is_empty())
+        && stat(thread.0).is_some_and(|stat| stat.threads == 1)
 }
 
 /// Tries to read a list of processes in which no parent is missing.
@@ -202,8 +221,8 @@ fn parents() -> io::Result<HashMap<u32, u32>> {
     let mut parents = HashMap::new();
     for entry in fs::read_dir("/proc")? {
         let Some(process) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if let Some((parent, _)) = stat(process) {
-            parents.insert(process, parent);
+        if let Some(stat) = stat(process) {
+            parents.insert(process, stat.parent);
         }
     }
     Ok(parents)

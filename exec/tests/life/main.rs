@@ -19,6 +19,7 @@ mod page;
 mod pid_1;
 mod readiness;
 mod removal;
+mod seeking;
 mod sidecar;
 mod sparse;
 mod threads;
