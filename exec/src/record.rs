@@ -74,6 +74,11 @@ impl Name {
         (fits && bytes != b"." && bytes != b"..").then(|| Name(bytes.into()))
     }
 
+    /// For a moment, of what never had one.
+    pub(crate) fn orphan() -> Name {
+        Name(Box::from(*b"orphan"))
+    }
+
     /// Before every name.
     pub(crate) fn least() -> Name {
         Name(Box::default())

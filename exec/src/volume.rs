@@ -108,6 +108,8 @@ pub struct Volume {
     known: HashMap<Number, Known>,
     /// Numbers that have no name any more.
     leaving: BTreeSet<Number>,
+    /// Numbers that are gone here and have bytes in the log, where they never had a name.
+    orphans: BTreeSet<Number>,
     /// Numbers whose mode may be another one.
     modes: BTreeSet<Number>,
     effects: Effects,
@@ -149,6 +151,7 @@ impl Volume {
             inodes: HashMap::new(),
             known: HashMap::new(),
             leaving: BTreeSet::new(),
+            orphans: BTreeSet::new(),
             modes: BTreeSet::new(),
             effects: Effects::default(),
             comparison,

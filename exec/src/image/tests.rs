@@ -238,6 +238,21 @@ fn again(image: &Image) -> Image {
 }
 
 #[test]
+fn what_gets_a_name_and_loses_it_within_a_group_is_gone() {
+    let mut image = begun();
+    let create = |number| Record::Create { number, kind: Kind::File, mode: Mode(0o600) };
+    let named = |number| Change::Name { directory: Number::ROOT, name: name("orphan"), number };
+    let group = |changes| Record::Names { last: true, changes };
+    let (kept, orphan) = (Number(1), Number(2));
+    for record in [create(kept), create(orphan), group(vec![named(kept)])] {
+        image.fold(&record).expect("a record");
+    }
+    let operations = image.fold(&group(vec![named(orphan), named(kept)])).expect("a group");
+    assert_eq!(operations, [Operation::Discard { number: orphan, kind: Kind::File }]);
+    assert_eq!(image.entry(&(Number::ROOT, name("orphan"))), Some(kept), "whoever had the name has it");
+}
+
+#[test]
 fn the_root_has_no_mode_of_its_own() {
     let mut image = begun();
     let group = Record::Names { last: true, changes: vec![Change::Mode { number: Number::ROOT, mode: Mode(0) }] };

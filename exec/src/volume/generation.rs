@@ -38,10 +38,6 @@ impl Volume {
         self.capture_names(records)?;
         let files = self.image.nodes().filter(|(_, node)| node.kind == Kind::File && node.length > 0);
         let files: VecDeque<Number> = files.map(|(number, _)| number).collect();
-        if files.iter().any(|number| !self.files.contains_key(number)) {
-            // A file without a name, which is kept in the log until the next turn.
-            return Ok(false);
-        }
         for file in self.files.values_mut() {
             file.blocks.begin_generation(self.comparison.seed());
         }

@@ -267,6 +267,9 @@ impl Volume {
     }
 
     fn forget(&mut self, number: Number) {
+        if self.image.node(number).is_some() {
+            self.orphans.insert(number);
+        }
         self.files.remove(&number);
         self.directories.remove(&number);
         self.modes.remove(&number);

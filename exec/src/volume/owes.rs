@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustix::fs;
 
 use super::files::File;
+use super::tree::At;
 use super::{Refusal, SETTLE_ROUNDS, Volume};
 use crate::planted::{self, Bug};
-use crate::record::{CHANGE_MAX, Change, Kind, Mode, Number, Record};
+use crate::record::{CHANGE_MAX, Change, Kind, Mode, Name, Number, Record};
 
 impl Volume {
     /// Takes all that the log does not have, of every file that was ever synced or has been written to, and all names.
@@ -115,13 +116,8 @@ impl Volume {
                 self.log(records, &create)?;
             }
         }
-        let mut group: Vec<Change> = changes
-            .into_iter()
-            .map(|((directory, name), now)| match now {
-                Some(number) => Change::Name { directory, name, number },
-                None => Change::Unname { directory, name },
-            })
-            .collect();
+        let mut group = self.removes_orphans();
+        group.extend(changes.into_iter().map(|(at, now)| change(at, now)));
         for number in std::mem::take(&mut self.modes) {
             let logged =
                 self.image.node(number).filter(|node| !matches!(node.kind, Kind::Link(_))).map(|node| node.mode);
@@ -147,6 +143,19 @@ impl Volume {
         Ok(())
     }
 
+    /// A file that has lost its name between its bytes and its name has none in the log either, and would stay there until the
+    /// next turn. What gets a name and loses it within a group is gone.
+    fn removes_orphans(&mut self) -> Vec<Change> {
+        let at = || (Number::ROOT, Name::orphan());
+        let orphans = std::mem::take(&mut self.orphans);
+        let mut changes: Vec<Change> = orphans.into_iter().map(|number| change(at(), Some(number))).collect();
+        if !changes.is_empty() {
+            // Whatever has that name keeps it.
+            changes.push(change(at(), self.image.entry(&at())));
+        }
+        changes
+    }
+
     fn mode(&self, number: Number) -> Result<Mode, Refusal> {
         let bits = match (self.files.get(&number), self.directories.get(&number)) {
             (Some(file), _) => fs::fstat(&file.reader)?.st_mode,
@@ -154,5 +163,12 @@ impl Volume {
             _ => 0o777,
         };
         Ok(Mode::of(bits))
+    }
+}
+
+fn change((directory, name): At, now: Option<Number>) -> Change {
+    match now {
+        Some(number) => Change::Name { directory, name, number },
+        None => Change::Unname { directory, name },
     }
 }
