@@ -130,15 +130,20 @@ fn meet(group: &OperatedGroup<'_>, fault: Fault, file: &Path) {
         }
     }
     let done = now();
-    if [ExecIsKilled, SidecarIsKilled].contains(&fault) {
-        let again = || Ok((restarts(&group.namespace.pod(&primary)?) > starts).then_some(()));
-        cluster.wait("tailwind-exec to be started again", again).unwrap();
-    }
+    let starts_now = || group.namespace.pod(&primary).map(|pod| restarts(&pod));
     if fault == ExecIsKilled {
+        let again = || Ok((starts_now()? > starts).then_some(()));
+        cluster.wait("tailwind-exec to be started again", again).unwrap();
         // Its sidecar stays primary, unless the operator hands over.
         answers(group, file, now(), |_| true);
     } else {
         answers(group, file, began, |ack| ack.address != old);
+    }
+    if fault == SidecarIsKilled {
+        // It kills its Redis and follows the other one, in the same process.
+        let follows = || Ok((primary_with_standby(group, COPIES.into()) != primary).then_some(()));
+        cluster.wait("another primary, which this pod follows", follows).unwrap();
+        assert_eq!(starts_now().unwrap(), starts, "nobody had to start it again");
     }
     let (first, pause) = outage(&acks(file), began);
     let took = if fault == NodeIsDrained { format!(", drained in {:.1} s", done - began) } else { String::new() };
