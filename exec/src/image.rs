@@ -178,6 +178,11 @@ impl Image {
         self.entries.get(at).copied()
     }
 
+    /// Whether anything has a name.
+    pub fn has_names(&self) -> bool {
+        !self.entries.is_empty()
+    }
+
     /// Where a number is, from the root on, by the first of its names. `None` if it has none.
     pub fn path(&self, number: Number) -> Option<PathBuf> {
         let mut names = Vec::new();

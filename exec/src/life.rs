@@ -180,7 +180,7 @@ impl Standby {
             };
             match event {
                 Some(FollowEvent::Record(lsn, bytes)) => {
-                    fold(&mut self.image, &mut self.directory, bytes, &ground.directory)
+                    fold(&mut self.image, &mut self.directory, bytes, ground)
                         .with_context(|| format!("record {lsn} of the log"))?;
                     self.logged = if Record::is_state(bytes) { 0 } else { self.logged + bytes.len() as u64 };
                     self.next = lsn.next();
@@ -204,14 +204,20 @@ impl Standby {
 }
 
 /// Folds one record, and carries out what follows.
-fn fold(image: &mut Image, directory: &mut Directory, bytes: &[u8], at: &Path) -> Result<()> {
+fn fold(image: &mut Image, directory: &mut Directory, bytes: &[u8], ground: &Ground) -> Result<()> {
     let record = Record::decode(bytes)?;
     let operations: Vec<Operation<'_>> = image.fold(&record)?;
+    ensure!(
+        !ground.foreign || !image.has_names(),
+        "--dir {} has files that are not the log's, and the log has files as well: move those of the directory away, and leave \
+         out --import",
+        ground.directory.display(),
+    );
     match directory.carry_out(image, &operations) {
         Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => bail!(
             "{error}. The files of the log have {} bytes up to here: make room on the disk of --dir {}, and start again",
             image.size(),
-            at.display(),
+            ground.directory.display(),
         ),
         carried_out => Ok(carried_out?),
     }
@@ -328,12 +334,6 @@ fn lead(
         image.begun() || turn.next == Lsn(1),
         "the log has records, and none that a directory can begin with: it belongs to another program",
     );
-    if ground.foreign && image.begun() {
-        bail!(
-            "--dir {} has files that are not the log's, and the log is not empty: empty the directory, and leave out --import",
-            ground.directory.display(),
-        );
-    }
     // What has no name, and groups that a death has cut short, are void.
     let begin = Record::Begin { next: image.next() };
     let operations = image.fold(&begin)?;

@@ -10,6 +10,7 @@ mod doctor;
 mod dry_run;
 mod faults;
 mod full;
+mod import;
 mod lease;
 mod loss;
 mod many;
