@@ -417,6 +417,13 @@ pub const RULES: &[Rule] = &[
         outcome: Outcome::Refuse(Errno::OPNOTSUPP),
     },
     Rule {
+        // The program has a descriptor of its own listener, and would answer its own syncs, or take them in and never answer.
+        calls: calls![SYS_ioctl],
+        when: "type ! (SECCOMP_IOCTL_NOTIF_RECV and kin)",
+        cases: &[&[ioctl_type(b'!')]],
+        outcome: Outcome::Refuse(Errno::PERM),
+    },
+    Rule {
         calls: calls![
             SYS_setxattr SYS_lsetxattr SYS_fsetxattr SYS_setxattrat
             SYS_removexattr SYS_lremovexattr SYS_fremovexattr SYS_removexattrat

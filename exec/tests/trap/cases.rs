@@ -157,6 +157,16 @@ pub(crate) fn cases(directory: &Path) -> Vec<Case> {
     cases.extend(refused_requests.map(|request| {
         (SYS_ioctl, [fd, int(request.cast_signed()), 0, 0, 0, 0], Refused(EOPNOTSUPP))
     }));
+    let listener_requests = [
+        0xc050_2100_u32, // SECCOMP_IOCTL_NOTIF_RECV
+        0xc018_2101, // SECCOMP_IOCTL_NOTIF_SEND
+        0x4008_2102, // SECCOMP_IOCTL_NOTIF_ID_VALID
+        0x4018_2103, // SECCOMP_IOCTL_NOTIF_ADDFD
+        0x4008_2104, // SECCOMP_IOCTL_NOTIF_SET_FLAGS
+    ];
+    cases.extend(listener_requests.map(|request| {
+        (SYS_ioctl, [fd, int(request.cast_signed()), 0, 0, 0, 0], Refused(EPERM))
+    }));
     let attributes = [
         SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr, 463, // setxattrat
         SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, 466, // removexattrat

@@ -84,6 +84,7 @@ fn expected(number: i64, [a, b, c, d, e, f]: [u64; 6]) -> Action {
             0x4004_9409 | 0x4020_940d | 0xc018_9436 | 0x9408 => Fail(EOPNOTSUPP),
             0x4030_5828..=0x4030_582b | 0x4030_5839 | 0x401c_5820 => Fail(EOPNOTSUPP),
             0x4008_6602 | 0xc028_660f => Fail(EOPNOTSUPP),
+            other if (other / 256) % 256 == 0x21 => Fail(EPERM),
             other => fail_if((other / 256) % 256 == 0x94 || (other / 256) % 256 == 0x58, EOPNOTSUPP),
         },
         SYS_setxattr | SYS_lsetxattr | SYS_fsetxattr | 463 => Fail(EOPNOTSUPP),
@@ -161,7 +162,7 @@ impl Random {
             2 => bits(self),
             3 => bits(self) | bits(self),
             4 => bits(self) | bits(self) | (self.next() % 4),
-            5 => self.of([0x4004_9409, 0x4020_940d, 0xc018_9436, 0x9408, 0x4030_582a, 0x401c_5820, 0x801c_581f]),
+            5 => self.of([0x4004_9409, 0x4020_940d, 0xc018_9436, 0x9408, 0x4030_582a, 0xc050_2100, 0x801c_581f]),
             6 => self.of([0x4008_6602, 0xc028_660f, 0x8008_6601, 0xc020_660b, 0x5421, 0x541b, 0x3d_0f00, 0x1_0000]),
             _ => self.next() & 0xffff_ffff,
         };
