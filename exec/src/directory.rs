@@ -16,7 +16,7 @@ use crate::blocks::Blocks;
 use crate::compare::{Compared, Comparison, Plan};
 use crate::image::{Image, Operation};
 use crate::ranges::Ranges;
-use crate::record::{Kind, Mode, Name, Number};
+use crate::record::{Kind, Name, Number};
 
 /// Bytes whose hashes may be outstanding: a turn computes them, in some 20 ms.
 const STALE_MAX: u64 = 64 << 20;
@@ -208,18 +208,10 @@ impl Directory {
         Ok(())
     }
 
-    /// The turn: sets the modes, and leaves everything to the supervisor. What has no name is discarded by the turn's first
-    /// record.
+    /// The turn: leaves everything to the supervisor, which sets the modes once it has what they may forbid. What has no name is
+    /// discarded by the turn's first record.
     pub fn finish(mut self, image: &Image) -> io::Result<Left> {
         self.hash(image)?;
-        // The modes in a directory cannot be set once it may not be entered: the deepest come first.
-        let mut modes: Vec<_> = image.nodes().filter(|(number, _)| *number != Number::ROOT).collect();
-        modes.sort_by_key(|(number, _)| std::cmp::Reverse(depth(image, *number)));
-        for (_, node) in modes {
-            if let Some((directory, name)) = node.names.first() {
-                set_mode(self.directory(*directory)?, name, &node.kind, node.mode)?;
-            }
-        }
         let blocks = self.hashes.into_iter().map(|(number, hashes)| (number, hashes.blocks)).collect();
         Ok(Left { directories: self.directories, blocks, comparison: self.comparison })
     }
@@ -246,23 +238,6 @@ fn describe(image: &Image, operation: &Operation<'_>) -> String {
 
 fn staged(number: Number) -> String {
     number.to_string()
-}
-
-fn depth(image: &Image, number: Number) -> usize {
-    let parent = |number: &Number| image.node(*number)?.names.first().map(|(directory, _)| *directory);
-    std::iter::successors(Some(number), parent).count()
-}
-
-fn set_mode(directory: BorrowedFd<'_>, name: &Name, kind: &Kind, mode: Mode) -> io::Result<()> {
-    let bits = Bits::from_raw_mode(mode.0.into());
-    match kind {
-        Kind::Link(_) => Ok(()),
-        Kind::File => Ok(fs::fchmod(open_beneath(directory, name.as_os_str(), OFlags::RDONLY)?, bits)?),
-        Kind::Directory => {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-            Ok(fs::fchmod(open_beneath(directory, name.as_os_str(), flags)?, bits)?)
-        }
-    }
 }
 
 fn open_beneath(directory: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {

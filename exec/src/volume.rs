@@ -16,7 +16,7 @@ use tracing::warn;
 use crate::call::{Call, Descriptor, Thread};
 use crate::compare::Comparison;
 use crate::directory::Left;
-use crate::image::Image;
+use crate::image::{Image, Node};
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{Kind, Name, Number};
@@ -134,7 +134,7 @@ struct Known {
 }
 
 impl Volume {
-    /// The directory as a follower has left it, without a program.
+    /// The directory as a follower has left it, without a program. Gives everything its mode.
     pub fn new(bounds: Bounds, image: Image, left: Left) -> io::Result<Volume> {
         let Left { directories, mut blocks, comparison } = left;
         let root = directories.get(&Number::ROOT).ok_or(Errno::NOENT)?;
@@ -166,7 +166,6 @@ impl Volume {
             let hold = match (&node.kind, node.names.first()) {
                 (Kind::Directory, _) => {
                     let directory = directories.get(&number).ok_or(Errno::NOENT)?;
-                    volume.watch.add(directory.as_fd(), number)?;
                     directory.try_clone()?
                 }
                 (_, Some((parent, name))) => {
@@ -187,7 +186,34 @@ impl Volume {
         }
         volume.directories = directories;
         volume.image = image;
+        volume.watch_and_set_modes()?;
         Ok(volume)
+    }
+
+    /// A mode may keep this user from reading the file or watching the directory: so it is set afterwards. Files come first, and
+    /// directories from the bottom up, so that there are few events of it, and no more than the queue takes.
+    fn watch_and_set_modes(&mut self) -> io::Result<()> {
+        let mode = |node: &Node| Bits::from_raw_mode(node.mode.0.into());
+        for (number, file) in &self.files {
+            if let Some(node) = self.image.node(*number) {
+                fs::fchmod(&file.reader, mode(node))?;
+            }
+        }
+        let depth = |number: &Number| {
+            let parent = |number: &Number| self.image.node(*number)?.names.first().map(|(directory, _)| *directory);
+            std::iter::successors(Some(*number), parent).count()
+        };
+        let mut directories: Vec<_> = self.directories.iter().collect();
+        directories.sort_by_cached_key(|(number, _)| std::cmp::Reverse(depth(number)));
+        for (number, directory) in directories {
+            self.watch.add(directory.as_fd(), *number)?;
+            if let Some(node) = self.image.node(*number).filter(|_| *number != Number::ROOT) {
+                fs::chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), mode(node))?;
+                // Of nobody but this.
+                self.watch.drain(|_| ())?;
+            }
+        }
+        Ok(())
     }
 
     /// The directory has files that the log does not have: takes them for new ones.

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::directory::Directory;
+use crate::volume::{Bounds, Volume};
 
 fn open(path: &Path) -> OwnedFd {
     std::fs::create_dir_all(path).expect("make a folder");
@@ -137,6 +138,10 @@ proptest! {
         let left = directory.finish(&image).expect("the turn");
         for (number, node) in image.nodes().filter(|(_, node)| node.kind == Kind::File) {
             prop_assert_eq!(left.blocks[&number].length(), node.length);
+        }
+        let bounds = Bounds { bytes: u64::MAX, files: 100, scan: u64::MAX, record: 1 << 20, trim: u64::MAX };
+        Volume::new(bounds, image.clone(), left).expect("a volume");
+        for (_, node) in image.nodes().filter(|(_, node)| node.kind == Kind::File) {
             let path = root.join(path_of(&image, node.names.first().expect("a name")));
             // Root enters every directory, regardless of its mode.
             if let Ok(metadata) = std::fs::metadata(path) {

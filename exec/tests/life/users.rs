@@ -31,6 +31,29 @@ fn start(place: &Place, sidecar: &Sidecar, script: &str) -> Running {
     Running { child: command.spawn().unwrap() }
 }
 
+/// The user of a standby is the owner, and may read what it has just made; the modes say otherwise.
+#[test]
+fn modes_that_forbid_everything_stand_in_no_takeovers_way() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let make = "
+        mkdir volume/folder volume/closed
+        echo secret | tee volume/file volume/folder/file volume/closed/file
+        chmod 000 volume/file volume/folder/file volume/closed
+        sync
+        kill -9 $$";
+    assert_eq!(start(&place, &sidecar, make).wait().code(), Some(128 + 9));
+    let find = "
+        stat -c '%a %n' volume/*
+        echo more >volume/new; sync volume/new || exit 3
+        chmod 700 volume/*; chmod 600 volume/folder/file
+        sync volume || exit 3
+        cat volume/file volume/*/file";
+    assert_eq!(start(&place, &sidecar, find).wait().code(), Some(0));
+    let found = "0 volume/closed\n0 volume/file\n755 volume/folder\nsecret\nsecret\nsecret\n";
+    assert_eq!(place.read("stdout"), found);
+}
+
 /// A process that is about to end belongs to root in `/proc`, before it is a zombie.
 #[test]
 fn processes_that_end_disturb_no_sync() {
