@@ -23,8 +23,10 @@ pub struct Descriptor(pub i32);
 pub enum Call {
     /// `fsync`, `fdatasync`: answered once the file is in the log.
     Sync(Descriptor),
-    /// `sync`, `syncfs`: answered once everything is.
+    /// `sync`: answered once everything is.
     SyncAll,
+    /// `syncfs`: the same, if the volume is on the file system of this.
+    SyncFileSystem(Descriptor),
     /// `msync` with `MS_SYNC`: the files that are mapped there.
     SyncMapping {
         /// First byte.
@@ -75,6 +77,6 @@ pub enum Call {
 impl Call {
     /// Answered by the supervisor, not carried out by the kernel.
     pub fn is_sync(&self) -> bool {
-        matches!(self, Call::Sync(_) | Call::SyncAll | Call::SyncMapping { .. })
+        matches!(self, Call::Sync(_) | Call::SyncAll | Call::SyncFileSystem(_) | Call::SyncMapping { .. })
     }
 }

@@ -21,7 +21,7 @@ use crate::program::{Exit, Program};
 use crate::record::{Number, Record};
 use crate::tally::{Compared, Tally};
 use crate::trap::{Answer, Stopped};
-use crate::volume::{Refusal, Target, Volume};
+use crate::volume::{Mapped, Refusal, Target, Volume};
 
 /// How long the loop looks for acks before it sleeps: an ack over shared memory takes less, and a wake-up as long again.
 const SPIN: Duration = Duration::from_micros(50);
@@ -206,15 +206,19 @@ impl<'a, L: Log> Supervisor<'a, L> {
         let mut wanted: BTreeMap<Wanted, Vec<u64>> = BTreeMap::new();
         for Stopped { id, thread, call } in syncs {
             let targets = match call {
-                Call::SyncMapping { address, length } => self
-                    .volume
-                    .mapped(thread, address, length)
-                    .map(|numbers| Wanted::Files(numbers.into_iter().collect())),
+                Call::SyncMapping { address, length } => {
+                    self.volume.mapped(thread, address, length).map(|mapped| self.wanted_of(mapped))
+                }
                 Call::Sync(descriptor) => self.volume.target(thread, descriptor).map(|target| match target {
                     Target::File(number) => Wanted::Files(BTreeSet::from([number])),
                     Target::Names => Wanted::Names,
                     Target::Kernel => Wanted::Kernel,
-                    Target::Outside => self.outside(thread, descriptor),
+                    Target::Outside(path) => self.outside(path),
+                }),
+                Call::SyncFileSystem(descriptor) => self.volume.target(thread, descriptor).map(|target| match target {
+                    Target::File(_) | Target::Names => Wanted::All,
+                    Target::Kernel => Wanted::Kernel,
+                    Target::Outside(path) => self.outside(path),
                 }),
                 _ => Ok(Wanted::All),
             };
@@ -299,8 +303,17 @@ impl<'a, L: Log> Supervisor<'a, L> {
         Ok(())
     }
 
-    fn outside(&mut self, thread: crate::call::Thread, descriptor: crate::call::Descriptor) -> Wanted {
-        let path = std::fs::read_link(format!("/proc/{thread}/fd/{}", descriptor.0)).unwrap_or_default();
+    /// Mappings may lie beside each other. The kernel syncs all of them or none.
+    fn wanted_of(&mut self, Mapped { files, outside }: Mapped) -> Wanted {
+        let mut wanted = Wanted::Files(files);
+        for path in outside {
+            let is_first = wanted == Wanted::Files(BTreeSet::new()) || wanted == Wanted::Kernel;
+            wanted = if is_first { self.outside(path) } else { Wanted::Refused(path) };
+        }
+        wanted
+    }
+
+    fn outside(&mut self, path: PathBuf) -> Wanted {
         if self.outside.allowed.iter().any(|allowed| path.starts_with(allowed)) {
             return Wanted::Kernel;
         }

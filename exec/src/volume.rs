@@ -8,6 +8,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode as Bits, OFlags};
 use rustix::io::Errno;
@@ -79,7 +81,7 @@ impl From<Errno> for Refusal {
 }
 
 /// What a descriptor that is synced leads to.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Target {
     /// A file of the volume.
     File(Number),
@@ -88,7 +90,16 @@ pub enum Target {
     /// No file: the kernel knows what to say.
     Kernel,
     /// A file that is not in the volume.
-    Outside,
+    Outside(PathBuf),
+}
+
+/// What an `msync` concerns.
+#[derive(Clone, Default, Debug)]
+pub struct Mapped {
+    /// Files of the volume.
+    pub files: BTreeSet<Number>,
+    /// Files elsewhere that may be written to.
+    pub outside: BTreeSet<PathBuf>,
 }
 
 /// The volume.
@@ -286,7 +297,7 @@ impl Volume {
 
     fn follow(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
         match call {
-            Call::Sync(_) | Call::SyncAll | Call::SyncMapping { .. } => {}
+            Call::Sync(_) | Call::SyncAll | Call::SyncFileSystem(_) | Call::SyncMapping { .. } => {}
             Call::Write { .. } if planted::has(Bug::RangeForgotten) => {}
             Call::Write { descriptor, offset, length } => {
                 self.writes(thread, descriptor, (offset, offset.saturating_add(length)))?;
@@ -367,11 +378,12 @@ impl Volume {
                 _ => Err(self.lose(format!("thread {thread} of the program cannot be looked at in /proc"))),
             };
         };
+        let outside = || Target::Outside(proc::path(thread, descriptor).unwrap_or_default());
         if identity.device != self.device {
             let regular = matches!(identity.kind, FileType::RegularFile | FileType::Directory);
             // A file that has no name anywhere is no more than memory.
             let lasts = regular && identity.links > 0;
-            return Ok(if lasts { Target::Outside } else { Target::Kernel });
+            return Ok(if lasts { outside() } else { Target::Kernel });
         }
         match identity.kind {
             FileType::Directory => Ok(Target::Names),
@@ -393,6 +405,7 @@ impl Volume {
     }
 
     fn number(&mut self, thread: Thread, descriptor: Descriptor, identity: Identity) -> Result<Target, Refusal> {
+        let outside = || Target::Outside(proc::path(thread, descriptor).unwrap_or_default());
         let known = |volume: &Volume| volume.inodes.get(&identity.inode).map(|number| Target::File(*number));
         if let Some(target) = known(self) {
             return Ok(target);
@@ -408,7 +421,7 @@ impl Volume {
             return Ok(Target::Names);
         }
         if identity.links == 1 && !self.leads_here(thread, descriptor) {
-            return Ok(Target::Outside);
+            return Ok(outside());
         }
         // Events are missing; or one of its names is elsewhere on the device.
         self.relist()?;
@@ -416,24 +429,36 @@ impl Volume {
         match known(self) {
             Some(target) => Ok(target),
             None if is_nameless() => Ok(Target::Names),
-            None => Ok(Target::Outside),
+            None => Ok(outside()),
         }
     }
 
     /// Whether the path of a descriptor is in the volume.
     fn leads_here(&self, thread: Thread, descriptor: Descriptor) -> bool {
-        let path = |of: &str, descriptor: i32| std::fs::read_link(format!("/proc/{of}/fd/{descriptor}")).ok();
-        let root = self.directories.get(&Number::ROOT).and_then(|root| path("self", root.as_raw_fd()));
-        let found = path(&thread.to_string(), descriptor.0);
-        // If a path is unknown, it counts as in the volume.
-        root.zip(found).is_none_or(|(root, found)| found.starts_with(root))
+        // What cannot be told is looked for.
+        self.root_path().zip(proc::path(thread, descriptor)).is_none_or(|(root, found)| found.starts_with(root))
     }
 
-    /// The files that a thread has mapped at an address.
-    pub fn mapped(&mut self, thread: Thread, address: u64, length: u64) -> Result<Vec<Number>, Refusal> {
+    fn root_path(&self) -> Option<PathBuf> {
+        proc::own_path(self.directories.get(&Number::ROOT)?.as_fd())
+    }
+
+    /// What a thread has mapped at an address and shares. Files are told by their paths and inodes: on btrfs a mapping names
+    /// another device than the file's status.
+    pub fn mapped(&mut self, thread: Thread, address: u64, length: u64) -> Result<Mapped, Refusal> {
         self.settle()?;
-        let inodes = proc::mapped(thread, self.device, address, length)?;
-        Ok(inodes.into_iter().filter_map(|inode| self.inodes.get(&inode).copied()).collect())
+        let (mut mapped, root) = (Mapped::default(), self.root_path());
+        for proc::Mapping { inode, writable, path } in proc::mapped(thread, address, length)? {
+            let is_here = root.as_ref().is_none_or(|root| path.starts_with(root));
+            match self.inodes.get(&inode).filter(|_| is_here) {
+                Some(number) => drop(mapped.files.insert(*number)),
+                // Nothing of it lasts.
+                None if path.as_os_str().as_bytes().ends_with(proc::DELETED) => {}
+                None if writable => drop(mapped.outside.insert(path)),
+                None => {}
+            }
+        }
+        Ok(mapped)
     }
 }
 

@@ -199,7 +199,13 @@ pub const RULES: &[Rule] = &[
         cases: ALWAYS,
         outcome: Outcome::Stop(|arguments| Call::Sync(descriptor(arguments[0]))),
     },
-    Rule { calls: calls![SYS_sync SYS_syncfs], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::SyncAll) },
+    Rule { calls: calls![SYS_sync], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::SyncAll) },
+    Rule {
+        calls: calls![SYS_syncfs],
+        when: "",
+        cases: ALWAYS,
+        outcome: Outcome::Stop(|arguments| Call::SyncFileSystem(descriptor(arguments[0]))),
+    },
     Rule {
         calls: calls![SYS_msync],
         when: "MS_SYNC",

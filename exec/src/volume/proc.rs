@@ -3,10 +3,13 @@
 //! It reads only `fd`, `fdinfo`, `maps` and `stat` of `/proc`: the default profiles of container runtimes do not block these.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -361,22 +364,46 @@ fn parse_state(text: &str) -> Option<State> {
     })
 }
 
-/// The inodes of a device that a thread has mapped in `address..address + length`.
-pub(crate) fn mapped(thread: Thread, device: u64, address: u64, length: u64) -> io::Result<Vec<u64>> {
-    let text = fs::read_to_string(format!("/proc/{thread}/maps"))?;
-    let end = address.saturating_add(length);
-    Ok(text.lines().filter_map(|line| parse_mapping(line, device, address, end)).collect())
+/// The path of a thread's descriptor.
+pub(crate) fn path(thread: Thread, descriptor: Descriptor) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{thread}/fd/{}", descriptor.0)).ok()
 }
 
-/// `start-end flags offset major:minor inode path`, all but the inode in hexadecimal digits.
-fn parse_mapping(line: &str, device: u64, address: u64, end: u64) -> Option<u64> {
+/// The path of a descriptor of this process.
+pub(crate) fn own_path(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok()
+}
+
+/// What the kernel writes behind the path of a file that has no name any more.
+pub(crate) const DELETED: &[u8] = b" (deleted)";
+
+/// Memory that a thread shares with a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mapping {
+    pub(crate) inode: u64,
+    pub(crate) writable: bool,
+    pub(crate) path: PathBuf,
+}
+
+/// What a thread has mapped of files and shares with them, in `address..address + length`.
+pub(crate) fn mapped(thread: Thread, address: u64, length: u64) -> io::Result<Vec<Mapping>> {
+    let text = fs::read(format!("/proc/{thread}/maps"))?;
+    let end = address.saturating_add(length);
+    Ok(text.split(|byte| *byte == b'\n').filter_map(|line| parse_mapping(line, address, end)).collect())
+}
+
+/// `start-end flags offset major:minor inode path`, all but the inode in hexadecimal digits. The path is what is left, with its
+/// line ends as `\012`.
+fn parse_mapping(line: &[u8], address: u64, end: u64) -> Option<Mapping> {
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let mut fields = line.split_ascii_whitespace();
+    let (place, path) = line.split_at(line.iter().position(|byte| *byte == b'/')?);
+    let mut fields = str::from_utf8(place).ok()?.split_ascii_whitespace();
     let (first, last) = fields.next()?.split_once('-')?;
-    let (major, minor) = fields.nth(2)?.split_once(':')?;
-    let inode = fields.next()?.parse().ok()?;
-    let on_device = rustix::fs::makedev(hex(major)? as u32, hex(minor)? as u32) == device;
-    (on_device && inode != 0 && hex(first)? < end && hex(last)? > address).then_some(inode)
+    let flags = fields.next()?;
+    let inode = fields.nth(2)?.parse().ok()?;
+    let path = OsString::from_vec(path.to_vec()).into();
+    let mapping = Mapping { inode, writable: flags.contains('w'), path };
+    (flags.ends_with('s') && hex(first)? < end && hex(last)? > address).then_some(mapping)
 }
 
 #[cfg(test)]
@@ -436,11 +463,13 @@ mod tests {
     #[test]
     fn mappings_are_found_by_address() {
         let line = "7f00-8000 rw-s 00000000 08:01 4711   /vol/data/a file";
-        let device = rustix::fs::makedev(8, 1);
-        assert_eq!(parse_mapping(line, device, 0x7f80, 0x7f81), Some(4711));
-        assert_eq!(parse_mapping(line, device, 0x8000, 0x9000), None);
-        assert_eq!(parse_mapping(line, device + 1, 0x7f80, 0x7f81), None);
-        assert_eq!(parse_mapping("7f00-8000 rw-p 00000000 00:00 0", device, 0, u64::MAX), None);
+        let parse = |line: &str, address, end| parse_mapping(line.as_bytes(), address, end);
+        let mapping = Mapping { inode: 4711, writable: true, path: "/vol/data/a file".into() };
+        assert_eq!(parse(line, 0x7f80, 0x7f81), Some(mapping.clone()));
+        assert_eq!(parse(line, 0x8000, 0x9000), None);
+        assert_eq!(parse(&line.replace("rw-s", "r--s"), 0, 0x9000), Some(Mapping { writable: false, ..mapping }));
+        assert_eq!(parse(&line.replace("rw-s", "rw-p"), 0, 0x9000), None);
+        assert_eq!(parse("7f00-8000 rw-s 00000000 00:00 0", 0, u64::MAX), None);
     }
 
     #[test]

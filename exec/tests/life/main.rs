@@ -14,6 +14,7 @@ mod import;
 mod lease;
 mod loss;
 mod many;
+mod mapping;
 mod nameless;
 mod opening;
 mod page;

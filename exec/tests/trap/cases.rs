@@ -61,7 +61,7 @@ pub(crate) fn cases(directory: &Path) -> Vec<Case> {
         (SYS_fsync, [fd, 0, 0, 0, 0, 0], Stopped(Call::Sync(on))),
         (SYS_fdatasync, [fd, 0, 0, 0, 0, 0], Stopped(Call::Sync(on))),
         (SYS_fsync, [int(-1), 0, 0, 0, 0, 0], Stopped(Call::Sync(Descriptor(-1)))),
-        (SYS_syncfs, [fd, 0, 0, 0, 0, 0], Stopped(Call::SyncAll)),
+        (SYS_syncfs, [fd, 0, 0, 0, 0, 0], Stopped(Call::SyncFileSystem(on))),
         (SYS_sync, [0; 6], Stopped(Call::SyncAll)),
         (SYS_msync, [4096, 8192, int(MS_SYNC), 0, 0, 0], Stopped(Call::SyncMapping { address: 4096, length: 8192 })),
         (SYS_msync, [4096, 0, int(MS_ASYNC), 0, 0, 0], passes()),

@@ -32,7 +32,8 @@ fn expected(number: i64, [a, b, c, d, e, f]: [u64; 6]) -> Action {
     match number {
         0x4000_0000.. | ..0 | 470.. => Fail(ENOSYS),
         SYS_fsync | SYS_fdatasync => Stop(Call::Sync(file)),
-        SYS_sync | SYS_syncfs => Stop(Call::SyncAll),
+        SYS_sync => Stop(Call::SyncAll),
+        SYS_syncfs => Stop(Call::SyncFileSystem(file)),
         SYS_msync => stop_if(c & 4 != 0, Call::SyncMapping { address: a, length: b }),
         SYS_pwrite64 => Stop(Call::Write { descriptor: file, offset: d, length: c }),
         SYS_pwritev => Stop(Call::WriteFrom { descriptor: file, offset: d }),
