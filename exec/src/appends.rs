@@ -100,13 +100,6 @@ impl Log for Appends {
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), Loss> {
-        while let Some(ack) = self.client.next_ack()? {
-            self.take(ack)?;
-        }
-        Ok(())
-    }
-
     fn sent(&self) -> Lsn {
         self.sent
     }

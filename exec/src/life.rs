@@ -26,7 +26,7 @@ use crate::lease::{self, Barriers, Lease};
 use crate::program::{self, Program, Signals};
 use crate::readiness::Readiness;
 use crate::record::Record;
-use crate::supervisor::{Log, OnLoss, Outside, Supervisor};
+use crate::supervisor::{Log, Loss, OnLoss, Outside, Supervisor};
 use crate::volume::{Bounds, Refusal, Volume};
 
 /// Exit code after a loss: nothing is wrong with this process, and the next one continues (`EX_TEMPFAIL`).
@@ -354,10 +354,13 @@ fn lead(
     if let Err(Refusal::Lost(why) | Refusal::Full(why)) = taken {
         bail!("the directory cannot be taken into the log: {why}");
     }
-    let led = appends.send(&records).and_then(|()| appends.wait());
-    if let Err(loss) = led {
-        warn!(%loss, "the role is lost again before the program has started");
-        return Ok(Led::Lost(signals));
+    match appends.send(&records).and_then(|()| appends.wait(&signals)) {
+        Ok(true) => {}
+        Ok(false) => return Ok(Led::Ended(0)),
+        Err(loss) => {
+            warn!(%loss, "the role is lost again before the program has started");
+            return Ok(Led::Lost(signals));
+        }
     }
     if ground.foreign {
         ground.mark()?;
@@ -404,6 +407,7 @@ fn lead(
     let cut_off = lease.is_some_and(|lease| !lease.give_up());
     Ok(match result {
         Ok(exit) if !cut_off => Led::Ended(exit.code()),
+        Err(Loss::Unfinished) => Led::Ended(LOST),
         _ if asked_to_end || cut_off => Led::Ended(LOST),
         _ => Led::Lost(signals),
     })

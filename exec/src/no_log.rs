@@ -73,10 +73,6 @@ impl<F: FnMut(&[u8])> Log for NoLog<F> {
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), Loss> {
-        Ok(())
-    }
-
     fn sent(&self) -> Lsn {
         self.sent
     }

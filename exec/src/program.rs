@@ -161,6 +161,11 @@ impl Program {
         self.signals.as_fd()
     }
 
+    /// Those of this process. What is taken here is not passed on.
+    pub fn own_signals(&self) -> &Signals {
+        &self.signals
+    }
+
     /// Whether signals have come that nobody has looked at, without a system call.
     pub fn has_signals(&self) -> bool {
         self.signals.any()

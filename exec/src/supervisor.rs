@@ -17,7 +17,7 @@ use tracing::warn;
 
 use crate::call::Call;
 use crate::planted::{self, Bug};
-use crate::program::{Exit, Program};
+use crate::program::{Exit, Program, Signals, ask_for_the_end};
 use crate::record::{Number, Record};
 use crate::tally::{Compared, Tally};
 use crate::trap::{Answer, Stopped};
@@ -47,7 +47,10 @@ pub enum Loss {
         /// The LSN of the last record that was sent.
         expected: Lsn,
     },
-    /// This side cannot continue.
+    /// Nobody wants to wait for the acks of what the program has left.
+    #[error("asked to end before what the program has left is acknowledged")]
+    Unfinished,
+    /// This side cannot go on.
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -64,8 +67,26 @@ pub trait Log {
     fn pump(&mut self) -> Result<(), Loss>;
     /// Takes in what has come, without a system call if that can be.
     fn take_acks(&mut self) -> Result<(), Loss>;
-    /// Waits until all that was sent is acknowledged.
-    fn wait(&mut self) -> Result<(), Loss>;
+    /// Waits until all that was sent is acknowledged. `false` if a signal asks for the end before.
+    fn wait(&mut self, signals: &Signals) -> Result<bool, Loss> {
+        loop {
+            self.pump()?;
+            if self.acked() == self.sent() {
+                return Ok(true);
+            }
+            let mut descriptors = [
+                PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut descriptors, Some(&LOOK_EVERY)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(io::Error::from(errno).into()),
+            }
+            if ask_for_the_end(&signals.take()) {
+                return Ok(false);
+            }
+        }
+    }
     /// The last record that was sent.
     fn sent(&self) -> Lsn;
     /// The last record that is acknowledged, as are all before it.
@@ -423,7 +444,9 @@ impl<'a, L: Log> Supervisor<'a, L> {
             let mut records = Vec::new();
             let result = self.volume.capture_all(&mut records);
             self.log.send(&records)?;
-            self.log.wait()?;
+            if !self.log.wait(self.program.own_signals())? {
+                return Err(Loss::Unfinished);
+            }
             if let Err(Refusal::Lost(why) | Refusal::Full(why)) = result {
                 warn!(%why, "the program has ended in order, and not all that it wrote is in the log");
             }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::sidecar::Sidecar;
 use crate::{LOST, Place, Running, wait_until};
 
@@ -98,4 +100,35 @@ fn a_program_that_does_not_end_is_killed() {
     let said = place.read("stdout");
     let after = said.rsplit("confirmed").next().unwrap();
     assert!(after.contains("refused"), "it was heard out with errors");
+}
+
+/// Asks `tailwind-exec` to end.
+fn terminate(running: &Running) {
+    kill_process(Pid::from_child(&running.child), Signal::TERM).unwrap();
+}
+
+#[test]
+fn a_turn_without_acks_ends_when_asked() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    sidecar.hold_acks();
+    let mut running = place.run(&sidecar, &[], "echo started");
+    wait_until("an append", || !sidecar.log().is_empty());
+    terminate(&running);
+    assert_eq!((running.wait().code(), place.read("stdout")), (Some(0), String::new()));
+}
+
+#[test]
+fn an_end_without_acks_ends_when_asked_and_is_none() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = "echo started; while [ ! -e go ]; do sleep 0.01; done; echo line >volume/file";
+    let mut running = place.run(&sidecar, &[], script);
+    place.wait_for("stdout", "started");
+    let records = sidecar.log().len();
+    sidecar.hold_acks();
+    place.create("go");
+    wait_until("an append", || sidecar.log().len() > records);
+    terminate(&running);
+    assert_eq!(running.wait().code(), Some(LOST));
 }

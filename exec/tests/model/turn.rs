@@ -105,13 +105,6 @@ impl Log for &mut Memory {
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), Loss> {
-        while self.acked < self.batches.len() {
-            self.ack_one();
-        }
-        Ok(())
-    }
-
     fn sent(&self) -> Lsn {
         Lsn(self.sent_records)
     }
