@@ -40,6 +40,10 @@ pub enum Bug {
     TruncateForgotten,
     /// The log is trimmed to a state before all blocks are logged again.
     TrimmedBeforeCopied,
+    /// Names are logged before the bytes that they need.
+    NameBeforeBytes,
+    /// A queue that was full counts as one that was not.
+    OverflowIgnored,
 }
 
 impl Bug {
@@ -62,6 +66,8 @@ impl Bug {
         Bug::MapForgotten,
         Bug::TruncateForgotten,
         Bug::TrimmedBeforeCopied,
+        Bug::NameBeforeBytes,
+        Bug::OverflowIgnored,
     ];
 
     /// As the environment names it.
@@ -84,6 +90,8 @@ impl Bug {
             Bug::MapForgotten => "map-forgotten",
             Bug::TruncateForgotten => "truncate-forgotten",
             Bug::TrimmedBeforeCopied => "trimmed-before-copied",
+            Bug::NameBeforeBytes => "name-before-bytes",
+            Bug::OverflowIgnored => "overflow-ignored",
         }
     }
 }

@@ -286,6 +286,13 @@ impl<'a, L: Log> Supervisor<'a, L> {
 
     fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss> {
         self.generation.logged += size(records);
+        if planted::has(Bug::NameBeforeBytes) && !records.iter().any(|record| Record::is_state(record)) {
+            let is_name =
+                |record: &&Vec<u8>| matches!(Record::decode(record), Ok(Record::Create { .. } | Record::Names { .. }));
+            let (names, bytes): (Vec<_>, Vec<_>) = records.iter().partition(is_name);
+            self.log.send(&names.into_iter().cloned().collect::<Vec<_>>())?;
+            return self.log.send(&bytes.into_iter().cloned().collect::<Vec<_>>());
+        }
         self.log.send(records)
     }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::{self, Errno};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
 use crate::Places;
 use crate::journal::{Covers, Entry, FileId, Leads, Paths};
@@ -30,6 +30,8 @@ const CHILD_STEPS: u64 = 12;
 /// Files are small, so that writes meet each other.
 const LENGTH_MAX: u64 = 12_000;
 const LOCKS: usize = 64;
+/// One of so many such steps: it takes a tenth of a second and more.
+const OVERFLOWS: u64 = 24;
 
 /// Memory that children share.
 struct Shared {
@@ -64,6 +66,13 @@ unsafe impl Sync for Mapping {}
 struct Table {
     open: Vec<Open>,
     mappings: Vec<Mapping>,
+}
+
+impl Played {
+    /// By the descriptor: its names change.
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.reader.as_raw_fd()).into()
+    }
 }
 
 impl Table {
@@ -169,6 +178,7 @@ impl World {
             66..72 => self.change_descriptors(random),
             72..75 => self.map(random),
             75..79 => self.fork(random),
+            79 if random.one_in(OVERFLOWS) => self.overflow(random),
             _ => self.change_names(random),
         }
     }
@@ -197,7 +207,13 @@ impl World {
         if !table.mappings.is_empty() && random.one_in(6) {
             let mapping = random.pick(&table.mappings).expect("there is one");
             self.exclusive(&mapping.file, || store(mapping, random));
-            return self.exclusive(&mapping.file, || self.content(&mapping.file));
+            self.exclusive(&mapping.file, || self.content(&mapping.file));
+            if random.one_in(3) {
+                // SAFETY: within the mapping, which nobody takes away while the table is held.
+                let call = || unsafe { msync(mapping.at.cast(), mapping.length, MsyncFlags::SYNC) };
+                self.sync_by(Covers::File(mapping.file.id), call);
+            }
+            return;
         }
         let writers: Vec<&Open> = table.open.iter().filter(|open| open.writes).collect();
         let Some(open) = random.pick(&writers) else { return };
@@ -208,7 +224,6 @@ impl World {
     }
 
     fn sync(&self, random: &mut Random, files: &mut Vec<Arc<Played>>) {
-        let sync = self.shared.syncs.fetch_add(1, Ordering::Relaxed);
         // While another thread opens a file, it syncs one of those that it knows.
         if let Ok(names) = self.names.try_lock() {
             *files = names.files.values().cloned().collect();
@@ -221,8 +236,7 @@ impl World {
                 (Covers::File(file.id), file.reader.try_clone().expect("clone a descriptor"))
             }
         };
-        self.write_down(&Entry::Calls { sync, covers });
-        let result = match covers {
+        self.sync_by(covers, || match covers {
             Covers::All if random.one_in(2) => fs::syncfs(&file),
             Covers::All => {
                 fs::sync();
@@ -230,20 +244,17 @@ impl World {
             }
             _ if random.one_in(2) => fs::fdatasync(&file),
             _ => fs::fsync(&file),
-        };
+        });
+    }
+
+    fn sync_by(&self, covers: Covers, call: impl FnOnce() -> io::Result<()>) {
+        let sync = self.shared.syncs.fetch_add(1, Ordering::Relaxed);
+        self.write_down(&Entry::Calls { sync, covers });
+        let result = call();
         let acked = self.acked();
         match result {
             Ok(()) => self.write_down(&Entry::Returned { sync, acked }),
             Err(error) => self.trouble(format!("a sync of {covers:?} fails: {error}")),
-        }
-    }
-
-    fn sync_file(&self, descriptor: BorrowedFd<'_>, file: &Played) {
-        let sync = self.shared.syncs.fetch_add(1, Ordering::Relaxed);
-        self.write_down(&Entry::Calls { sync, covers: Covers::File(file.id) });
-        match fs::fsync(descriptor) {
-            Ok(()) => self.write_down(&Entry::Returned { sync, acked: self.acked() }),
-            Err(error) => self.trouble(format!("a sync of file {} fails: {error}", file.id)),
         }
     }
 
@@ -357,7 +368,7 @@ impl World {
             }
             let Some(Open { descriptor, file, writes }) = random.pick(&open) else { break };
             if random.one_in(3) {
-                self.sync_file(descriptor.as_fd(), file);
+                self.sync_by(Covers::File(file.id), || fs::fsync(descriptor));
             } else if *writes {
                 self.exclusive(file, || {
                     write_with(descriptor.as_fd(), &mut random);
@@ -370,7 +381,25 @@ impl World {
     }
 
     fn change_names(&self, random: &mut Random) {
+        self.change_name(&mut self.names.lock().expect("no panic"), random);
+    }
+
+    /// More events than the kernel keeps, if all others wait for long enough, and then changes of which none tells.
+    fn overflow(&self, random: &mut Random) {
         let mut names = self.names.lock().expect("no panic");
+        let table = self.table.write().expect("no panic");
+        let bound = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("read the bound");
+        let is_named = |file: &&Arc<Played>| file.reader.metadata().is_ok_and(|found| found.nlink() > 0);
+        let paths: Vec<PathBuf> = names.files.values().filter(is_named).take(2).map(|file| file.path()).collect();
+        for _ in 0..bound.trim().parse::<u64>().expect("a number") {
+            // The same event twice would count once.
+            paths.iter().for_each(|path| drop(File::open(path)));
+        }
+        drop(table);
+        (0..5).for_each(|_| self.change_name(&mut names, random));
+    }
+
+    fn change_name(&self, names: &mut Names, random: &mut Random) {
         let (from, to) = (self.path(random), self.path(random));
         let rename = |flags| fs::renameat_with(CWD, &from, CWD, &to, flags).is_ok();
         // Most fail now and then: the names are not there, or lead into each other.
@@ -384,11 +413,11 @@ impl World {
             13 => std::os::unix::fs::symlink("nowhere", &to).is_ok(),
             14 => std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600 + random.below(64) as u32))
                 .is_ok(),
-            15 => self.link_nameless(&mut names, &to, random),
-            _ => self.truncate(&names, &from, random),
+            15 => self.link_nameless(names, &to, random),
+            _ => self.truncate(names, &from, random),
         };
         if done {
-            let paths = self.list(&names);
+            let paths = self.list(names);
             self.write_down(&Entry::Names(paths));
             names.drop_unused();
         }
@@ -405,7 +434,7 @@ impl World {
             self.content(&file);
         });
         if random.one_in(2) {
-            self.sync_file(descriptor.as_fd(), &file);
+            self.sync_by(Covers::File(file.id), || fs::fsync(&descriptor));
         }
         let linked = fs::linkat(CWD, &path, CWD, to, AtFlags::SYMLINK_FOLLOW).is_ok();
         self.table.write().expect("no panic").add(Open { descriptor, file, writes: true });
