@@ -54,6 +54,34 @@ fn modes_that_forbid_everything_stand_in_no_takeovers_way() {
     assert_eq!(place.read("stdout"), found);
 }
 
+/// A directory that cannot be watched, and a position that goes back and forth over the same bytes, as if nothing was written.
+const SEEK: &str = r#"
+import errno, os
+
+file = os.open("volume/file", os.O_CREAT | os.O_RDWR)
+os.write(file, b"a" * 100)
+os.fsync(file)
+os.mkdir("volume/closed", 0)
+os.lseek(file, 0, os.SEEK_SET)
+os.write(file, b"b" * 100)
+for _ in range(2):
+    try:
+        os.fsync(file)
+        print("confirmed", flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+"#;
+
+/// The seek meets the fault before any sync does.
+#[test]
+fn what_a_seek_could_not_follow_is_never_confirmed() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    fs::write(place.path().join("program.py"), SEEK).unwrap();
+    assert_eq!(start(&place, &sidecar, "exec python3 program.py").wait().code(), Some(0));
+    assert_eq!(place.read("stdout"), "EIO\nEIO\n");
+}
+
 /// A process that is about to end belongs to root in `/proc`, before it is a zombie.
 #[test]
 fn processes_that_end_disturb_no_sync() {
