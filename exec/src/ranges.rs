@@ -1,5 +1,8 @@
 //! Ranges of a file, half-open and in bytes, that may differ from what the log has.
 
+/// Ranges that are kept apart. Beyond that neighbours become one, with what lies between them: 64 KiB for each file.
+const RANGES_MAX: usize = 4096;
+
 /// Disjoint ranges in ascending order, none of them empty.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ranges(Vec<(u64, u64)>);
@@ -26,6 +29,9 @@ impl Ranges {
             end = end.max(self.0[last - 1].1);
         }
         self.0.splice(first..last, [(start, end)]);
+        if self.0.len() > RANGES_MAX {
+            self.0 = self.0.chunks(2).map(|pair| (pair[0].0, pair[pair.len() - 1].1)).collect();
+        }
     }
 
     /// The ranges as far as they lie below `end`, widened to whole blocks of `block` bytes.
@@ -60,6 +66,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn many_become_few_and_lose_nothing() {
+        let mut ranges = Ranges::default();
+        let added = (0..100_000).map(|at| (at * 7919 % 100_000 * 10, at * 7919 % 100_000 * 10 + 5));
+        ranges.extend(added.clone());
+        assert!(ranges.0.len() <= RANGES_MAX);
+        assert!(added.into_iter().all(|(s, e)| ranges.iter().any(|(start, end)| start <= s && e <= end)));
+    }
 
     proptest! {
         #[test]

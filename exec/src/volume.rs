@@ -279,6 +279,9 @@ impl Volume {
                 file.suspect();
             }
         }
+        if !effect.truncates && !effect.duplicates {
+            return;
+        }
         for file in self.files.values_mut() {
             if effect.truncates {
                 file.doubts.add(Ranges::WHOLE);
@@ -291,6 +294,9 @@ impl Volume {
 
     /// A call that goes on after this. If it cannot be followed, each sync fails from now on.
     pub fn calls(&mut self, thread: Thread, call: Call) {
+        if self.effects.are_many() {
+            self.settle_ended();
+        }
         // Whatever went wrong, it is kept as the volume's fault.
         let _ = self.or_lose(|volume| volume.follow(thread, call));
     }

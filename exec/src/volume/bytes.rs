@@ -19,8 +19,6 @@ use crate::record::{DATA_HEADER, Kind, Mode, Number, Record};
 const LOOKS: usize = 16;
 /// Comparisons of a file that is being cut.
 const COMPARISONS: usize = 16;
-/// Threads whose calls are not known to have run. Beyond that those that have ended are looked for.
-const EFFECTS: usize = 64;
 
 impl Volume {
     /// Reads the positions of a file's writers.
@@ -79,9 +77,6 @@ impl Volume {
         if let Some(fault) = &self.fault {
             return Err(Refusal::Lost(fault.clone()));
         }
-        if self.effects.len() > EFFECTS {
-            self.settle_ended();
-        }
         self.advance(number)?;
         self.compare(number, records)
     }
@@ -89,6 +84,7 @@ impl Volume {
     /// Threads that have ended make no more calls.
     pub(super) fn settle_ended(&mut self) {
         self.effects.ended().into_iter().for_each(|thread| self.stopped(thread));
+        self.effects.looked();
     }
 
     /// Compares all that may differ.

@@ -134,12 +134,13 @@ impl Writers {
         let seen = self.list.iter().map(|watched| watched.seen).min().unwrap_or(0);
         let before = std::mem::replace(&mut self.list, found.map(|writer| Watched { writer, seen }).collect());
         self.look = false;
-        if self.is_opening() {
-            let key = |watched: &Watched| (watched.writer.process, watched.writer.descriptor);
-            let before: HashSet<(u32, i32)> = before.iter().map(key).collect();
-            if !self.list.iter().all(|watched| before.contains(&key(watched))) {
-                doubts.add(Ranges::WHOLE);
-            }
+        let keys = |list: &[Watched]| -> HashSet<(u32, i32)> {
+            list.iter().map(|Watched { writer, .. }| (writer.process, writer.descriptor)).collect()
+        };
+        let (before, now) = (keys(&before), keys(&self.list));
+        // Closed, and its number another file's by now; or opened late.
+        if !before.is_subset(&now) || self.is_opening() && !now.is_subset(&before) {
+            doubts.add(Ranges::WHOLE);
         }
         if self.has_opened(began) {
             self.opened = None;
@@ -204,7 +205,15 @@ impl Writers {
 
 /// What the calls that continued may change, until their threads are stopped again or have ended.
 #[derive(Default, Debug)]
-pub(crate) struct Effects(HashMap<Thread, Effect>);
+pub(crate) struct Effects {
+    threads: HashMap<Thread, Effect>,
+    /// How many were left when those that have ended were looked for last.
+    left: usize,
+}
+
+/// Threads whose calls are not known to have run. Beyond that, and twice as many as the last time, those that have ended are
+/// looked for.
+const EFFECTS: usize = 64;
 
 /// The effects of one thread.
 #[derive(Default, Debug)]
@@ -238,31 +247,37 @@ impl Effects {
 
     /// The effect of a thread's calls since it was last stopped.
     pub(crate) fn of(&mut self, thread: Thread, infos: &mut proc::Infos) -> &mut Effect {
-        self.0.entry(thread).or_insert_with(|| Effect { began: infos.began(thread), ..Effect::default() })
+        self.threads.entry(thread).or_insert_with(|| Effect { began: infos.began(thread), ..Effect::default() })
     }
 
     /// What a thread's calls have brought about: it is stopped again.
     pub(crate) fn take(&mut self, thread: Thread) -> Option<Effect> {
-        self.0.remove(&thread)
+        self.threads.remove(&thread)
     }
 
     /// Threads that have ended.
     pub(crate) fn ended(&self) -> Vec<Thread> {
         let ended = |(thread, effect): (&Thread, &Effect)| (proc::began(*thread) != effect.began).then_some(*thread);
-        self.0.iter().filter_map(ended).collect()
+        self.threads.iter().filter_map(ended).collect()
     }
 
     /// The effects of all threads that are not settled.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Effect> {
-        self.0.values()
+        self.threads.values()
     }
 
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Effect> {
-        self.0.values_mut()
+        self.threads.values_mut()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
+    /// Whether it is time to look for threads that have ended.
+    pub(crate) fn are_many(&self) -> bool {
+        self.threads.len() > EFFECTS.max(2 * self.left)
+    }
+
+    /// Threads that have ended are gone.
+    pub(crate) fn looked(&mut self) {
+        self.left = self.threads.len();
     }
 }
 
