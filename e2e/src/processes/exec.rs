@@ -31,6 +31,8 @@ const EXPECTED: [&str; 5] = [
     // It was away while the log was trimmed.
     "starts over: the log does not continue what was read",
 ];
+/// Options under which the log is trimmed within seconds of load.
+pub const TRIMMED_EARLY: &[&str] = &["--trim-after", "1048576"];
 /// The exit code of one that has lost the role.
 pub const LOST: Ended = Ended::Code(75);
 /// Lines of each log that a failure shows.
@@ -183,6 +185,22 @@ impl Containers {
         }
         let ended = self.wait_for_end(index, before)?;
         ensure!(ended == LOST, "{}{index} ended with {ended:?} instead of {LOST:?}", self.name);
+        Ok(())
+    }
+
+    /// Whether one has logged this.
+    pub fn has_said(&self, index: usize, words: &str) -> bool {
+        fs::read_to_string(&self.containers[index].log).is_ok_and(|log| log.contains(words))
+    }
+
+    /// Waits until a log that is trimmed early has been, and has the standby read what is left of it from the beginning.
+    pub fn replace_standby_of_trimmed_log(&self, primary: usize) -> Result<()> {
+        let trimmed = || (0..self.containers.len()).any(|index| self.has_said(index, "trimmed the log")).then_some(());
+        self.wait("the log to be trimmed", trimmed)?;
+        let (standby, before) = (1 - primary, self.ends(1 - primary));
+        self.signal(standby, Signal::KILL)?;
+        let ended = self.wait_for_end(standby, before)?;
+        ensure!(ended == Ended::Signal(9), "the standby ended with {ended:?}");
         Ok(())
     }
 

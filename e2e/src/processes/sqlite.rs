@@ -51,6 +51,11 @@ pub struct Services {
 impl Services {
     /// Starts `tailwind-exec` beside each sidecar.
     pub fn start(group: &Group, mode: Mode) -> Result<Services> {
+        Services::start_under(group, &[], mode)
+    }
+
+    /// The same, with more options of `tailwind-exec`.
+    pub fn start_under(group: &Group, options: &[&str], mode: Mode) -> Result<Services> {
         let python = installed("python3", "python3")?;
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/processes/sqlite_service.py");
         let ports = (0..group.sidecars()).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
@@ -61,7 +66,7 @@ impl Services {
             let more = [&port, mode.journal, mode.synchronous];
             words.into_iter().chain(more.map(OsString::from)).collect()
         };
-        let containers = Containers::start("sqlite", group, &[], command)?;
+        let containers = Containers::start("sqlite", group, options, command)?;
         Ok(Services { containers, ports })
     }
 

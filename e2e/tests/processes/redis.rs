@@ -6,7 +6,7 @@
 
 use rustix::process::{Signal, kill_process};
 use tailwind_e2e::context::{TestContext, rounds};
-use tailwind_e2e::processes::exec::{Ended, first_child};
+use tailwind_e2e::processes::exec::{Ended, TRIMMED_EARLY, first_child};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
 use tailwind_e2e::processes::group::Group;
@@ -16,20 +16,20 @@ use tailwind_e2e::processes::resp::{RespClient, RespValue};
 mod shm {
     #[test]
     fn redis_loses_no_answered_write() {
-        super::redis_loses_no_answered_write("shm", 0);
+        super::redis_loses_no_answered_write("shm", 0, &[]);
     }
 }
 
 mod tcp {
     #[test]
     fn redis_loses_no_answered_write() {
-        super::redis_loses_no_answered_write("tcp", super::ROUNDS);
+        super::redis_loses_no_answered_write("tcp", super::ROUNDS, super::TRIMMED_EARLY);
     }
 }
 
 /// Rounds of a test: both together play each event once.
 const ROUNDS: usize = 6;
-/// Rounds with one group. Its log is never trimmed.
+/// Rounds with one group.
 const ROUNDS_OF_A_GROUP: usize = 24;
 /// Questions for how far a rewrite is, before something dies in its midst or soon after: some rewrites take longer, some less.
 const LOOKS: u64 = 40;
@@ -53,29 +53,31 @@ struct Fixture {
     clients: Vec<Client<Writer>>,
     servers: Servers,
     group: Group,
+    /// Of `tailwind-exec`.
+    options: &'static [&'static str],
     // Dropped last: the test's turn ends then.
     test: TestContext,
 }
 
-fn redis_loses_no_answered_write(fabric: &str, first: usize) {
+fn redis_loses_no_answered_write(fabric: &str, first: usize, options: &'static [&'static str]) {
     let mut events = events().skip(first).take(rounds(ROUNDS as u64) as usize).peekable();
     while events.peek().is_some() {
-        let mut fixture = Fixture::start(fabric);
+        let mut fixture = Fixture::start(fabric, options);
         events.by_ref().take(ROUNDS_OF_A_GROUP).for_each(|event| fixture.round(event));
         fixture.end();
     }
 }
 
 impl Fixture {
-    fn start(fabric: &str) -> Fixture {
+    fn start(fabric: &str, options: &'static [&'static str]) -> Fixture {
         let mut test = TestContext::start();
         let group = test.start_group(setup(&test, fabric, "256KiB").unwrap()).unwrap();
-        let servers = Servers::start(&group).unwrap();
+        let servers = Servers::start_under(&group, options).unwrap();
         // Two write one by one, two more at a time.
         let clients = [1, 1, 8, 32].into_iter().enumerate();
         let clients =
             clients.map(|(number, depth)| servers.client(&format!("client{number}"), test.random.next(), depth));
-        Fixture { clients: clients.collect(), servers, group, test }
+        Fixture { clients: clients.collect(), servers, group, options, test }
     }
 
     #[expect(clippy::print_stdout, reason = "a failing test shows what it did")]
@@ -85,7 +87,7 @@ impl Fixture {
         wait_for_clients(&mut self.clients, 1 + more);
         self.start_a_rewrite(&mut redis, event);
         println!("{event:?} beside sidecar{primary}");
-        let Fixture { clients, servers, group, test } = self;
+        let Fixture { clients, servers, group, test, .. } = self;
         match event {
             Event::Fault(fault) => {
                 let load = || wait_for_clients(clients, 50);
@@ -125,6 +127,12 @@ impl Fixture {
 
     /// A standby takes over from an orderly end with all that there was, and no process has done what a healthy one does not.
     fn end(mut self) {
+        if self.options == TRIMMED_EARLY {
+            let (primary, mut redis) = wait_until_whole(&self.group, &self.servers).unwrap();
+            // The log has to have grown by more than twice the files.
+            redis.ask(&["BGREWRITEAOF"]).unwrap();
+            self.servers.containers.replace_standby_of_trimmed_log(primary).unwrap();
+        }
         for client in std::mem::take(&mut self.clients) {
             client.finish().unwrap_or_else(|error| panic!("{error:#}"));
         }

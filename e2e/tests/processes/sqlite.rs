@@ -6,7 +6,7 @@
 use rustix::process::Signal;
 use serde_json::json;
 use tailwind_e2e::context::{TestContext, rounds};
-use tailwind_e2e::processes::exec::Ended;
+use tailwind_e2e::processes::exec::{Ended, TRIMMED_EARLY};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
 use tailwind_e2e::processes::group::Group;
@@ -14,51 +14,53 @@ use tailwind_e2e::processes::sqlite::{Mode, Services, Writer};
 
 /// Rounds of a test: the three together play nearly each fault once.
 const ROUNDS: usize = 3;
-/// Rounds with one group. Its log is never trimmed.
+/// Rounds with one group.
 const ROUNDS_OF_A_GROUP: usize = 24;
 /// Clients that write.
 const CLIENTS: usize = 2;
 
 #[test]
 fn committed_rows_stay_in_wal_mode() {
-    committed_rows_stay("tcp", Mode { journal: "WAL", synchronous: "FULL" }, 0);
+    committed_rows_stay("tcp", Mode { journal: "WAL", synchronous: "FULL" }, 0, TRIMMED_EARLY);
 }
 
 #[test]
 fn committed_rows_stay_where_journals_are_deleted() {
-    committed_rows_stay("shm", Mode { journal: "DELETE", synchronous: "EXTRA" }, ROUNDS);
+    committed_rows_stay("shm", Mode { journal: "DELETE", synchronous: "EXTRA" }, ROUNDS, &[]);
 }
 
 #[test]
 fn committed_rows_stay_where_journals_are_truncated() {
-    committed_rows_stay("shm", Mode { journal: "TRUNCATE", synchronous: "EXTRA" }, 2 * ROUNDS);
+    committed_rows_stay("shm", Mode { journal: "TRUNCATE", synchronous: "EXTRA" }, 2 * ROUNDS, TRIMMED_EARLY);
 }
 
 struct Fixture {
     clients: Vec<Client<Writer>>,
     services: Services,
     group: Group,
+    /// Of `tailwind-exec`.
+    options: &'static [&'static str],
     // Dropped last: the test's turn ends then.
     test: TestContext,
 }
 
-fn committed_rows_stay(fabric: &str, mode: Mode, first: usize) {
+fn committed_rows_stay(fabric: &str, mode: Mode, first: usize, options: &'static [&'static str]) {
     let faults = Fault::ALL.into_iter().cycle();
     let mut faults = faults.skip(first).take(rounds(ROUNDS as u64) as usize).peekable();
     while faults.peek().is_some() {
-        let mut fixture = Fixture::start(fabric, mode);
+        let mut fixture = Fixture::start(fabric, mode, options);
         faults.by_ref().take(ROUNDS_OF_A_GROUP).for_each(|fault| fixture.round(fault));
         fixture.end();
     }
 }
 
 impl Fixture {
-    fn start(fabric: &str, mode: Mode) -> Fixture {
+    fn start(fabric: &str, mode: Mode, options: &'static [&'static str]) -> Fixture {
         let mut test = TestContext::start();
         let group = test.start_group(setup(&test, fabric, "256KiB").unwrap()).unwrap();
-        let services = Services::start(&group, mode).unwrap();
+        let services = Services::start_under(&group, options, mode).unwrap();
         let clients = (0..CLIENTS).map(|number| services.client(&format!("client{number}"), test.random.next()));
-        Fixture { clients: clients.collect(), services, group, test }
+        Fixture { clients: clients.collect(), services, group, options, test }
     }
 
     #[expect(clippy::print_stdout, reason = "a failing test shows what it did")]
@@ -79,7 +81,7 @@ impl Fixture {
         if waits {
             second.reply().unwrap().unwrap();
         }
-        let Fixture { clients, services, group, test } = self;
+        let Fixture { clients, services, group, test, .. } = self;
         let load = || wait_for_clients(clients, 10);
         let injected = fault.inject(group, services, primary, connection, &mut test.random, load);
         injected.unwrap_or_else(|error| panic!("{error:#}"));
@@ -91,6 +93,10 @@ impl Fixture {
     /// The directory beside the standby has everything, it takes over from an orderly end with that, and no process has done what
     /// a healthy one does not.
     fn end(mut self) {
+        if self.options == TRIMMED_EARLY {
+            let (primary, _) = wait_until_whole(&self.group, &self.services).unwrap();
+            self.services.containers.replace_standby_of_trimmed_log(primary).unwrap();
+        }
         let clients = std::mem::take(&mut self.clients).into_iter().enumerate();
         let lasts = clients.map(|(number, client)| {
             let writer = client.finish().unwrap_or_else(|error| panic!("{error:#}"));
