@@ -54,6 +54,16 @@ fn a_dead_sidecar_is_a_loss() {
 }
 
 #[test]
+fn records_of_somebody_else_are_a_loss() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let running = start(&place, &sidecar, &[], WRITER);
+    sidecar.append_of_another();
+    check_end(&place, running);
+    assert!(place.read("stderr").contains("the log has records of somebody else"));
+}
+
+#[test]
 fn a_sync_without_an_ack_is_never_confirmed() {
     const SCRIPT: &str = "
         setsid sleep 86399 & echo $! >descendant

@@ -77,6 +77,11 @@ impl Sidecar {
         self.shared.lock().log.clone()
     }
 
+    /// Somebody else appends a record.
+    pub(crate) fn append_of_another(&self) {
+        self.shared.lock().log.push(b"foreign".to_vec());
+    }
+
     /// Appends are not acknowledged any more.
     pub(crate) fn hold_acks(&self) {
         self.shared.lock().acks_held = true;
