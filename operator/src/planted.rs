@@ -22,6 +22,8 @@ pub enum Bug {
     EvictsBesideDamage,
     /// The budget counts members that do not report what they hold as if they held the log.
     EvictsBesideSilence,
+    /// A pod whose files are on no claim goes when its group hibernates, since others hold what it holds; and they go as well.
+    HibernatesUnclaimed,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -67,19 +67,27 @@ pub(crate) struct BackupPlan {
 
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut planner = Planner::new(state);
-    let app = state.observed.app.iter().filter(|pod| !has_ended(pod)).count();
-    if state.observed.group.spec.hibernate && app == 0 {
-        return planner.hibernate();
-    }
+    let waits = match (asked_to_hibernate(state), planner.hibernation()) {
+        (None, _) => None,
+        (Some(0), Ok(hibernates)) => return hibernates,
+        (Some(app), Ok(_)) => Some(Replacement::HibernatesAfter(Count(app, "pod"))),
+        (Some(0), Err((pod, withheld))) => Some(Replacement::Kept(pod, withheld)),
+        // Meanwhile those without claims are replaced.
+        (Some(_), Err(_)) => None,
+    };
     planner.remove_failed();
     planner.remove_one();
     planner.create_missing();
     planner.remove_claims();
     planner.plan.exit = planner.exit();
-    if state.observed.group.spec.hibernate {
-        planner.plan.replacement.get_or_insert(Replacement::HibernatesAfter(Count(app, "pod")));
-    }
+    planner.plan.replacement = planner.plan.replacement.take().or(waits);
     planner.plan
+}
+
+/// Where a group is to hibernate, the pods of its app that it waits for.
+fn asked_to_hibernate(state: &GroupState<'_>) -> Option<usize> {
+    let app = state.observed.app.iter().filter(|pod| !has_ended(pod)).count();
+    state.observed.group.spec.hibernate.then_some(app)
 }
 
 struct Planner<'a> {

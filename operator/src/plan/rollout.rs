@@ -47,8 +47,9 @@ impl Rollout {
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut plan = backups::decide(state);
     let strategy = state.observed.group.spec.update_strategy;
-    // A pod whose node is to be emptied moves anyway, if it can. A group that hibernates is updated when it wakes up.
-    let is_asleep = state.observed.group.spec.hibernate;
+    // A pod whose node is to be emptied moves anyway, if it can. A group that hibernates is updated when it wakes up; but first each
+    // backup needs a claim.
+    let is_asleep = state.observed.group.spec.hibernate && state.alive().all(|backup| backup.uses_claim);
     if strategy == UpdateStrategy::OnDelete || is_asleep || !state.outdated().any(|backup| !backup.leaves_node()) {
         return plan;
     }

@@ -85,6 +85,10 @@ struct Begin {
     lost_node: bool,
     /// The round in which another operator begins, which has asked nobody yet.
     restarts: Option<u32>,
+    /// The group was put to sleep, and the app's last pod goes in this round. With claims.
+    hibernates: Option<u32>,
+    /// Outdated pods are from before there were claims.
+    unclaimed: bool,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
@@ -113,8 +117,9 @@ fn begin() -> impl Strategy<Value = Begin> {
         (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
         (prop::bool::weighted(0.4), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
         prop::option::weighted(0.3, 0..12_u32),
+        (prop::option::weighted(0.1, 0..8_u32), prop::bool::weighted(0.3)),
     )
-        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts)| Begin {
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, sleep)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
             // A pod that has never run is in no set, unless an earlier pod of its name has run.
@@ -134,6 +139,8 @@ fn begin() -> impl Strategy<Value = Begin> {
             local: disks.2,
             lost_node: disks.3,
             restarts,
+            hibernates: sleep.0.filter(|_| disks.0),
+            unclaimed: sleep.1 && disks.0,
         })
 }
 
@@ -166,6 +173,7 @@ impl World {
         if begin.claims {
             spec["durability"] = json!("Flushed");
             spec["flushVolume"] = json!({"claim": {"size": "20Gi"}});
+            spec["hibernate"] = json!(begin.hibernates.is_some());
         }
         let members: Vec<String> = begin
             .pods
@@ -242,30 +250,35 @@ impl World {
             has_restarted: false,
         };
         for (index, start) in begin.pods.iter().enumerate() {
-            world.place(index, *start, begin.cordoned.len());
+            world.place(index, *start, begin);
         }
         world
     }
 
-    fn place(&mut self, index: usize, start: Start, nodes: usize) {
+    fn place(&mut self, index: usize, start: Start, begin: &Begin) {
         let name = format!("orders-backup-p{index}");
         let creation = Creation { name: name.clone(), avoid: vec![], attempt: 0 };
-        let mut pod = serde_json::to_value(backup(&self.observed.group, &self.observed.settings, &creation)).unwrap();
+        let mut group = self.observed.group.clone();
+        if begin.unclaimed && start.old {
+            group.spec.flush_volume = None;
+        }
+        let mut pod = serde_json::to_value(backup(&group, &self.observed.settings, &creation)).unwrap();
         pod["metadata"]["uid"] = json!(name);
         pod["metadata"]["creationTimestamp"] = json!("2026-06-01T10:00:00Z");
         if start.old {
             pod["metadata"]["annotations"]["replication.tailwind.dev/template-hash"] = json!("old");
         }
         // Two never share a node; what comes after the last node has none.
-        if index < nodes {
+        if index < begin.cordoned.len() {
             pod["spec"]["nodeName"] = json!(format!("n{index}"));
             if let Some(disks) = &mut self.disks {
                 disks.insert(name.clone(), format!("n{index}"));
             }
         }
         // What has failed has left its files, if it has a disk of its own.
-        let started = start.state > 2 || start.state == 1 || start.state == 0 && self.claims;
-        if let Some(claim) = claim(&self.observed.group, self.observed.server, &name) {
+        let claim = claim(&group, self.observed.server, &name);
+        let started = start.state > 2 || start.state == 1 || start.state == 0 && claim.is_some();
+        if let Some(claim) = claim {
             self.claim(claim);
         }
         let copy = match () {
@@ -434,10 +447,12 @@ impl World {
     /// What must hold of every plan.
     fn check(&self, plan: &Plan) {
         let holders = self.holders();
+        // A group that hibernates lets all go at a time, with or without their set.
         let deleted: BTreeSet<&str> = plan
             .actions
             .iter()
             .filter_map(|action| match action {
+                Action::Delete(Removal { reason: RemovalReason::Hibernates, .. }) => None,
                 Action::Delete(Removal { name, pod: Some(_), .. }) => Some(name.as_str()),
                 _ => None,
             })
@@ -669,12 +684,15 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
     // Then a successor is always filled before a backup leaves, no matter who drains the node.
     let always_whole =
-        !begin.recreated && begin.has_primary && !begin.lost && free > wanted && world.holders().len() >= wanted;
+        !begin.recreated && begin.has_primary && !begin.lost && begin.hibernates.is_none() && free > wanted && world.holders().len() >= wanted;
     let mut quiet = 0;
     for round in 0.. {
         prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
         let before = world.observed.group.status.clone();
         world.has_restarted = begin.restarts == Some(round);
+        if begin.hibernates == Some(round) {
+            world.observed.app.clear();
+        }
         let plan = world.plan();
         world.check(&plan);
         let acted = plan.actions.iter().any(|action| {
@@ -686,7 +704,9 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         }
         let holders = world.holders().len();
         prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
-        let more_happens = begin.recreated && round < 8 || begin.restarts.is_some_and(|at| round <= at);
+        let more_happens = begin.recreated && round < 8
+            || begin.restarts.is_some_and(|at| round <= at)
+            || begin.hibernates.is_some_and(|at| round <= at);
         quiet = if acted || more_happens || world.observed.group.status != before { 0 } else { quiet + 1 };
         // Longer than any patience that is measured in rounds of a minute. What is refused is retried without end.
         if quiet > 6 || begin.refuses && round > 40 {
@@ -711,6 +731,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         && !begin.fabric_fails
         && !begin.forgotten
         && !begin.recreated
+        && begin.hibernates.is_none()
         && wanted > world.floor()
         && all >= wanted
         && at_start.observed.backups.iter().any(on_cordoned)
@@ -718,11 +739,13 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         prop_assert!(world.evicted > 0, "a drain waits for a primary that is lost");
     }
     // Without claims nothing is left.
-    let needs_people = begin.recreated && (!begin.claims || begin.lost_node)
+    let unclaimed = !begin.claims || begin.unclaimed && begin.pods.iter().any(|pod| pod.old);
+    let needs_people = begin.recreated && (unclaimed || begin.lost_node)
         || begin.lost
         || begin.refuses
         || begin.fabric_fails
         || begin.forgotten
+        || begin.hibernates.is_some()
         || world.stranded
         || begin.pods.iter().any(|pod| pod.quarantined > 0 || pod.silent);
     if begin.has_primary && had_copies && free > wanted && !needs_people {
@@ -766,7 +789,7 @@ fn only_drained(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 8] = [
+    let kinds: [(Bug, Kind); 9] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -779,6 +802,7 @@ fn planted_bugs_are_found() {
             let pods = begin.pods.into_iter().map(silent).collect();
             Begin { pods, drained: true, ..begin }
         }),
+        (Bug::HibernatesUnclaimed, |begin| Begin { claims: true, hibernates: Some(0), unclaimed: true, ..begin }),
     ];
     for (bug, kind) in kinds {
         let config = ProptestConfig {

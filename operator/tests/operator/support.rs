@@ -124,6 +124,9 @@ struct Backup {
     /// Made from an older template.
     #[serde(default)]
     old: bool,
+    /// Made when its group had no claims, so older as well.
+    #[serde(default)]
+    unclaimed: bool,
     #[serde(default = "hour")]
     age_minutes: i64,
     attempt: Option<u32>,
@@ -555,7 +558,11 @@ impl Example {
 
     fn backup(&self, given: &Backup, group: &ReplicaGroup, settings: &Settings) -> Pod {
         let name = full(&given.name);
-        let pod = backup(group, settings, &Creation { name: name.clone(), avoid: vec![], attempt: 0 });
+        let mut then = group.clone();
+        if given.unclaimed {
+            then.spec.flush_volume = None;
+        }
+        let pod = backup(&then, settings, &Creation { name: name.clone(), avoid: vec![], attempt: 0 });
         let mut pod = serde_json::to_value(pod).unwrap();
         let ago = |seconds: i64| (now() - SignedDuration::from_secs(seconds)).to_string();
         let metadata = &mut pod["metadata"];

@@ -11,8 +11,8 @@ use crate::objects::disruption::Exit;
 use crate::objects::flush;
 use crate::observed::Observed;
 use crate::plan::backup_pod::{BackupPod, Health};
-use crate::plan::licence::{claim_licence, hibernation_licence};
-use crate::plan::removal::{Removal, RemovalReason, Replacement};
+use crate::plan::licence::{Withheld, claim_licence, hibernation_licence};
+use crate::plan::removal::{Removal, RemovalReason};
 use crate::planted::{self, Bug};
 
 /// Failures in a row after which a member gives up a claim of which nobody says what is on it.
@@ -50,24 +50,23 @@ impl Planner<'_> {
     }
 
     /// No pods, while the claims of all members stay.
-    pub(super) fn hibernate(mut self) -> BackupPlan {
-        for backup in self.backups.iter().filter(|backup| backup.health != Health::Ending) {
-            match hibernation_licence(self.state, backup) {
-                Ok(licence) => self.plan.removals.push(Removal {
-                    name: backup.name.clone(),
-                    pod: Some(backup.uid.clone()),
-                    claim: None,
-                    reason: RemovalReason::Hibernates,
-                    after: Vec::new(),
-                    licence,
-                }),
-                Err(withheld) => {
-                    self.plan.replacement.get_or_insert(Replacement::Kept(backup.name.clone(), withheld));
-                }
-            }
-        }
-        self.plan.exit = Exit::Alone;
-        self.plan
+    ///
+    /// # Errors
+    /// Who stays, and with it everybody: a group goes to sleep as a whole. Until it can, it is looked after like any other.
+    pub(super) fn hibernation(&self) -> Result<BackupPlan, (String, Withheld)> {
+        let staying = self.backups.iter().filter(|backup| backup.health != Health::Ending);
+        let removals = staying.map(|backup| {
+            let kept = |withheld| (backup.name.clone(), withheld);
+            Ok(Removal {
+                name: backup.name.clone(),
+                pod: Some(backup.uid.clone()),
+                claim: None,
+                reason: RemovalReason::Hibernates,
+                after: Vec::new(),
+                licence: hibernation_licence(self.state, backup).map_err(kept)?,
+            })
+        });
+        Ok(BackupPlan { removals: removals.collect::<Result<_, _>>()?, exit: Exit::Alone, ..self.plan.clone() })
     }
 
     /// Removes claims whose pods are gone and that nobody takes up, once others hold the log.
