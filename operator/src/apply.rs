@@ -169,9 +169,10 @@ impl<'a> Executor<'a> {
             }
             Action::Delete(removal) => {
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
-                recheck::still_held(&self.context.prober, self.observed, &removal.licence, doing).await?;
                 recheck::still_claimed(&self.api_of(Kind::Claim), self.observed, &removal.licence, doing).await?;
-                // The claim first: it is deleted once its pod has gone, and until then no other pod can take it.
+                let prober = &self.context.prober;
+                recheck::still_held(prober, &self.pods, self.observed, &removal.licence, doing).await?;
+                // The claim first: it goes when its pod has gone, and no other pod takes it up meanwhile.
                 if let Some(claim) = &removal.claim {
                     self.end_claim(&removal.name, claim).await.doing(doing)?;
                 }

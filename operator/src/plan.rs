@@ -44,6 +44,7 @@ use crate::observed::{Certificates, Observed};
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
+pub use licence::{Licence, Look};
 use primary::{Leading, Primary, Standby};
 pub(crate) use readers::{SHOWN_MAX as READERS_SHOWN_MAX, stale as stale_readers};
 pub use rollout::Rollout;

@@ -24,6 +24,8 @@ pub enum Bug {
     EvictsBesideSilence,
     /// A pod whose files are on no claim goes when its group hibernates, since others hold what it holds; and they go as well.
     HibernatesUnclaimed,
+    /// A pod that is being evicted proves what it holds as long as it answers.
+    TrustsEvicted,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -4,8 +4,9 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
+use tailwind_crds::names::LABEL_BACKUP_OF;
 use tailwind_crds::{LogStatus, ReplicaGroup};
 
 use super::{MANAGER, gone, of_uid};
@@ -13,7 +14,7 @@ use crate::error::{Cause, Doing, Error};
 use crate::objects::service::is_headless;
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
-use crate::plan::licence::Licence;
+use crate::plan::licence::{Licence, Look};
 use crate::probe::Prober;
 
 /// Ends the name of the object with which is tried whether a new one would be admitted.
@@ -39,17 +40,21 @@ pub(super) async fn same_log(
     Err(Error { doing: doing(), source })
 }
 
-/// Whether those that report to hold the log say so now: what the plan was made from may be some seconds old.
+/// Whether those that report to hold the log say so now, and stay: what the plan was made from may be some seconds old.
 pub(super) async fn still_held(
     prober: &Prober,
+    pods: &Api<Pod>,
     observed: &Observed,
     licence: &Licence,
     doing: impl Fn() -> String,
 ) -> Result<(), Error> {
+    let name = observed.group.name_any();
     let is_holder = |pod: &&Pod| licence.holders().contains(&pod.name_any());
-    let pods = observed.backups.iter().filter(is_holder);
-    let reports = prober.backup_reports_now(&observed.group.name_any(), pods).await;
-    let held = licence.holds_still(observed.log(), &reports);
+    let holders = observed.backups.iter().filter(is_holder);
+    let reports = prober.backup_reports_now(&name, holders).await;
+    let labelled = ListParams::default().labels(&format!("{LABEL_BACKUP_OF}={name}"));
+    let pods = pods.list(&labelled).await.doing(&doing)?.items;
+    let held = licence.holds_still(observed.log(), &observed.backups, &Look { reports, pods });
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 

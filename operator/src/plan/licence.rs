@@ -20,7 +20,7 @@ use super::group_state::GroupState;
 use super::removal::Removal;
 use super::trouble::{NoReport, quarantined};
 use crate::objects::claim::MemberClaim;
-use crate::observed::{Observed, is_true};
+use crate::observed::{Observed, has_ended, is_true};
 use crate::planted::{self, Bug};
 
 /// {0}
@@ -108,6 +108,28 @@ pub(crate) enum NotWhole {
     Damaged(Count),
 }
 
+/// What is known right before a pod is deleted.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// What those report that the licence rests on.
+    pub reports: BTreeMap<String, Result<BackupReport, String>>,
+    /// The group's backup pods. They were read after the reports: a pod that ends reports until it has flushed.
+    pub pods: Vec<Pod>,
+}
+
+impl Look {
+    /// Whether the pod of a holder is the one that was seen, and has not been asked to end.
+    fn stays(&self, seen: &[Pod], name: &str) -> Result<(), NotWhole> {
+        let uid = seen.iter().find(|pod| pod.name_any() == name).and_then(ResourceExt::uid);
+        match self.pods.iter().find(|pod| pod.name_any() == name) {
+            Some(pod) if pod.uid() != uid || has_ended(pod) => Err(NotWhole::Gone),
+            Some(pod) if pod.metadata.deletion_timestamp.is_some() => Err(NotWhole::Leaves),
+            Some(_) => Ok(()),
+            None => Err(NotWhole::Gone),
+        }
+    }
+}
+
 impl Licence {
     /// The backups whose reports it rests on.
     pub fn holders(&self) -> &[String] {
@@ -134,21 +156,18 @@ impl Licence {
         }
     }
 
-    /// Looks once more, with newer reports of those that it rests on.
+    /// Looks once more, right before the pod is deleted: at what was `seen` when that was decided, and at what there is now.
     ///
     /// # Errors
-    /// Which backup no longer proves it, as text for people.
-    pub(crate) fn holds_still(
-        &self,
-        log: Option<&LogStatus>,
-        reports: &BTreeMap<String, Result<BackupReport, String>>,
-    ) -> Result<(), String> {
+    /// Who does not prove it any more, for people.
+    pub fn holds_still(&self, log: Option<&LogStatus>, seen: &[Pod], now: &Look) -> Result<(), String> {
         for name in self.holders() {
             let log = log.ok_or("there is no log any more")?;
             let member = log.members.iter().find(|member| member.name == *name);
             let member = member.ok_or_else(|| format!("{name} has left the set"))?;
-            let proved = reports.get(name).map_or(Err(NotWhole::Gone), |report| prove(log, member, report));
-            proved.map_err(|why| format!("{name} {why}"))?;
+            let proved = now.reports.get(name).map_or(Err(NotWhole::Gone), |report| prove(log, member, report));
+            let stays = || if planted::has(Bug::TrustsEvicted) { Ok(()) } else { now.stays(seen, name) };
+            proved.and_then(|()| stays()).map_err(|why| format!("{name} {why}"))?;
         }
         Ok(())
     }
@@ -378,9 +397,14 @@ mod tests {
             quarantined: Some(0),
             ..BackupReport::default()
         };
+        let pod = |metadata: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({"metadata": metadata, "status": {"phase": "Running"}})).unwrap()
+        };
+        let seen = [pod(json!({"name": "b", "uid": "1"}))];
         let licence = Licence(Evidence::HeldBy(Names(vec!["b".to_owned()])));
         let look = |log: Option<&LogStatus>, report: Option<Result<BackupReport, String>>| {
-            licence.holds_still(log, &report.map(|report| ("b".to_owned(), report)).into_iter().collect())
+            let reports = report.map(|report| ("b".to_owned(), report)).into_iter().collect();
+            licence.holds_still(log, &seen, &Look { reports, pods: seen.to_vec() })
         };
         assert_eq!(look(Some(&log("0b")), Some(Ok(whole.clone()))), Ok(()));
         for (boot, report, why) in [
@@ -397,7 +421,20 @@ mod tests {
         ] {
             assert_eq!(look(Some(&log(boot)), report), Err(why.to_owned()));
         }
-        assert_eq!(look(None, Some(Ok(whole))), Err("there is no log any more".to_owned()));
-        assert_eq!(Licence(Evidence::HoldsNothing).holds_still(None, &BTreeMap::new()), Ok(()));
+        assert_eq!(look(None, Some(Ok(whole.clone()))), Err("there is no log any more".to_owned()));
+        let ended = Pod { status: None, ..seen[0].clone() };
+        let ended = Pod { status: serde_json::from_value(json!({"phase": "Failed"})).unwrap(), ..ended };
+        for (pods, why) in [
+            (vec![], "b does not run"),
+            (vec![ended], "b does not run"),
+            (vec![pod(json!({"name": "b", "uid": "2"}))], "b does not run"),
+            (
+                vec![pod(json!({"name": "b", "uid": "1", "deletionTimestamp": "2026-06-01T12:00:00Z"}))],
+                "b leaves as well",
+            ),
+        ] {
+            let reports = BTreeMap::from([("b".to_owned(), Ok(whole.clone()))]);
+            assert_eq!(licence.holds_still(Some(&log("0b")), &seen, &Look { reports, pods }), Err(why.to_owned()));
+        }
     }
 }

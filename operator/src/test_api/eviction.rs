@@ -53,8 +53,6 @@ fn refusal(code: u16, reason: &str, message: &str) -> Result<(), (u16, Value)> {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::Method;
-
     use super::super::shop::{ORDERS, PODS, Shop};
     use super::*;
     use crate::plan::plan;
@@ -74,11 +72,6 @@ mod tests {
 
     fn min_available(shop: &Shop) -> u64 {
         shop.cluster.get(BUDGET).unwrap()["spec"]["minAvailable"].as_u64().unwrap()
-    }
-
-    /// The code that the eviction of this pod is answered.
-    fn evict(shop: &Shop, pod: &str) -> u16 {
-        shop.cluster.request(&Method::POST, &format!("{PODS}/{pod}/eviction"), "", &Value::Null).0
     }
 
     fn fail_fabric(shop: &Shop, pod: &str) {
@@ -102,9 +95,9 @@ mod tests {
     #[tokio::test]
     async fn one_member_is_evicted_at_a_time() {
         let (shop, members) = members().await;
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [201, 429, 429]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [201, 429, 429]);
         shop.cluster.stop_deleted_pods();
-        assert_eq!(evict(&shop, &members[1]), 429, "the first one has no successor yet");
+        assert_eq!(shop.evict(&members[1]), 429, "the first one has no successor yet");
     }
 
     #[tokio::test]
@@ -112,17 +105,17 @@ mod tests {
         let (shop, members) = members().await;
         damage(&shop, &members[1]).await;
         assert!(min_available(&shop) > 3);
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [429; 3]);
         // Nor one that is not ready.
         fail_fabric(&shop, &members[0]);
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [429; 3]);
     }
 
     #[tokio::test]
     async fn no_member_is_evicted_for_one_that_does_not_report() {
         let (shop, members) = members().await;
         silence(&shop, &members[1]).await;
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [429; 3]);
     }
 
     #[tokio::test]
@@ -132,7 +125,7 @@ mod tests {
         let mut observed = shop.look().await;
         observed.reports.clear();
         shop.act(&observed).await.unwrap();
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [429; 3]);
         shop.report(&members[1], |report| report.content.damaged = 0);
         shop.reconcile().await;
         assert_eq!(min_available(&shop), 2, "all say that they are whole");
@@ -143,7 +136,7 @@ mod tests {
         let (shop, members) = members().await;
         members.iter().for_each(|member| fail_fabric(&shop, member));
         shop.reconcile().await;
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [429; 3]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [429; 3]);
     }
 
     #[tokio::test]
@@ -161,7 +154,7 @@ mod tests {
             assert!(!plan(&observed).actions.iter().any(|action| action.to_string().starts_with("delete")));
             shop.act(&observed).await.unwrap();
             assert_eq!(min_available(&shop), 3);
-            assert_eq!(evict(&shop, surplus), expected, "{failed} members are not ready");
+            assert_eq!(shop.evict(surplus), expected, "{failed} members are not ready");
         }
     }
 
@@ -170,7 +163,7 @@ mod tests {
         let (shop, members) = members().await;
         damage(&shop, &members[1]).await;
         shop.cluster.change(&format!("{PODS}/{}", members[0]), &json!({"status": {"phase": "Failed"}}));
-        assert_eq!(evict(&shop, &members[0]), 201);
+        assert_eq!(shop.evict(&members[0]), 201);
     }
 
     /// What the tests above would not see, were the budget another one.
@@ -180,17 +173,17 @@ mod tests {
         planted::plant(Some(Bug::EvictsUnready));
         let (shop, members) = members().await;
         members.iter().for_each(|member| fail_fabric(&shop, member));
-        assert_eq!([0, 1, 2].map(|member| evict(&shop, &members[member])), [201; 3]);
+        assert_eq!([0, 1, 2].map(|member| shop.evict(&members[member])), [201; 3]);
 
         planted::plant(Some(Bug::EvictsBesideDamage));
         let (shop, members) = self::members().await;
         damage(&shop, &members[1]).await;
-        assert_eq!(evict(&shop, &members[0]), 201);
+        assert_eq!(shop.evict(&members[0]), 201);
 
         planted::plant(Some(Bug::EvictsBesideSilence));
         let (shop, members) = self::members().await;
         silence(&shop, &members[1]).await;
-        assert_eq!(evict(&shop, &members[0]), 201);
+        assert_eq!(shop.evict(&members[0]), 201);
         planted::plant(None);
     }
 }

@@ -113,7 +113,22 @@ async fn a_member_stays_if_a_holder_cannot_be_read_by_now() {
     leaving.assert_kept(&format!("{first} does not report: no answer: Connection refused")).await;
 }
 
-/// The holder's pod was replaced by another one of its name, with nothing in memory. Another pod may have its old address.
+/// A drain evicts a holder, which serves its report until it has flushed.
+#[tokio::test]
+async fn a_member_stays_if_a_holder_is_being_evicted_by_now() {
+    let leaving = Leaving::planned().await;
+    let (shop, holder) = (&leaving.shop, &leaving.holders[1]);
+    assert_eq!(shop.evict(holder), 201);
+    let error = shop.act(&leaving.observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{holder} leaves as well")), "{error}");
+    assert!(!is_ending(&shop.pod(&leaving.leaver).unwrap()) && !is_ending(&shop.claim(&leaving.leaver).unwrap()));
+    leaving.assert_no_proof(holder).await;
+    shop.cluster.stop_deleted_pods();
+    let error = shop.act(&leaving.observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{holder} does not run")), "{error}");
+}
+
+/// Its pod is another one of its name, with nothing in its memory. Who has its old address?
 #[tokio::test]
 async fn a_member_stays_if_a_holder_is_another_pod_by_now() {
     let leaving = Leaving::planned().await;

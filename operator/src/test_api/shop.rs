@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use axum::http::Method;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_GROUP};
@@ -150,6 +151,11 @@ impl Shop {
             "status": {"phase": "Running", "podIP": format!("{ADDRESS}{address}")},
         });
         self.cluster.create(PODS, &pod);
+    }
+
+    /// The code that the eviction of this pod is answered.
+    pub(super) fn evict(&self, pod: &str) -> u16 {
+        self.cluster.request(&Method::POST, &format!("{PODS}/{pod}/eviction"), "", &Value::Null).0
     }
 
     /// The pods that the operator has made.
