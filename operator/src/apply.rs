@@ -1,7 +1,7 @@
 //! Does what a plan says: each action is one call to the API server, and each can be repeated.
 //!
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
-//! written, but for a removal that is to follow a creation; what has failed is written there.
+//! written, but for what [follows](Action::follows) it; what has failed is written there.
 
 mod recheck;
 
@@ -30,7 +30,6 @@ use crate::objects::{Kind, Owned, owner};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::news::news;
-use crate::plan::removal::Removal;
 use crate::plan::{Action, Plan, status};
 use crate::secrets::{self, CaSecret};
 
@@ -42,33 +41,21 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     let executor = Executor::new(context, observed);
     let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut done = plan.status.clone();
-    let (mut created, mut unclaimed) = (BTreeSet::new(), BTreeSet::new());
+    let mut undone: Vec<&Action> = Vec::new();
     for action in &plan.actions {
-        // A pod without its claim would wait for it, and count.
-        if let Action::Create(pod) = action
-            && unclaimed.contains(&flush_claim(&pod.name_any()))
-        {
-            continue;
-        }
-        if let Action::Delete(Removal { name, after, .. }) = action
-            && let Some(refused) = after.iter().find(|pod| !created.contains(*pod))
-        {
-            info!(pod = %name, %refused, "kept: the pod that was to be created before it leaves was not");
+        if let Some(before) = undone.iter().find(|before| action.follows(before)) {
+            info!(%action, %before, "not done, since it follows what could not be done");
+            undone.push(action);
             continue;
         }
         match executor.act(action).await {
             Ok(()) => {
-                if let Action::Create(pod) = action {
-                    created.insert(pod.name_any());
-                }
                 context.metrics.acted(action);
                 info!(%action, "done");
                 notices.extend(action.notice());
             }
             Err(error) => {
-                if let Action::Claim(claim) = action {
-                    unclaimed.insert(claim.object.name_any());
-                }
+                undone.push(action);
                 texts.insert(failure_text(action, &error));
                 failures.push(error);
             }
@@ -170,8 +157,8 @@ impl<'a> Executor<'a> {
             Action::Delete(removal) => {
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 recheck::still_claimed(&self.api_of(Kind::Claim), self.observed, &removal.licence, doing).await?;
-                let prober = &self.context.prober;
-                recheck::still_held(prober, &self.pods, self.observed, &removal.licence, doing).await?;
+                let apis = (&self.api_of(Kind::DisruptionBudget), &self.pods);
+                recheck::still_held(&self.context.prober, apis, self.observed, &removal.licence, doing).await?;
                 // The claim first: it goes when its pod has gone, and no other pod takes it up meanwhile.
                 if let Some(claim) = &removal.claim {
                     self.end_claim(&removal.name, claim).await.doing(doing)?;

@@ -280,7 +280,6 @@ fn role_labels(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
     };
     let off = with.into_iter().map(Pod::name_any).filter(move |name| !is_primary(name));
     let on = without.into_iter().map(Pod::name_any).filter(move |name| is_primary(name));
-    // Off first: at no moment do two pods have the label.
     off.map(|pod| Action::Role { pod, primary: false }).chain(on.map(|pod| Action::Role { pod, primary: true }))
 }
 

@@ -26,6 +26,8 @@ pub enum Bug {
     HibernatesUnclaimed,
     /// A pod that is being evicted proves what it holds as long as it answers.
     TrustsEvicted,
+    /// The budget stays as it is while the operator removes a member.
+    EvictsBesideRemoval,
 }
 
 #[cfg(feature = "planted-bugs")]

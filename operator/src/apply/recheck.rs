@@ -11,6 +11,7 @@ use tailwind_crds::{LogStatus, ReplicaGroup};
 
 use super::{MANAGER, gone, of_uid};
 use crate::error::{Cause, Doing, Error};
+use crate::objects::disruption::budget_name;
 use crate::objects::service::is_headless;
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
@@ -43,7 +44,7 @@ pub(super) async fn same_log(
 /// Whether those that report to hold the log say so now, and stay: what the plan was made from may be some seconds old.
 pub(super) async fn still_held(
     prober: &Prober,
-    pods: &Api<Pod>,
+    (budgets, pods): (&Api<DynamicObject>, &Api<Pod>),
     observed: &Observed,
     licence: &Licence,
     doing: impl Fn() -> String,
@@ -52,9 +53,13 @@ pub(super) async fn still_held(
     let is_holder = |pod: &&Pod| licence.holders().contains(&pod.name_any());
     let holders = observed.backups.iter().filter(is_holder);
     let reports = prober.backup_reports_now(&name, holders).await;
+    // The pod of an eviction that was allowed stands in the budget until it is known to end. So the budget is read first.
+    let budget = budgets.get_opt(&budget_name(&name)).await.doing(&doing)?;
+    let evicted = budget.iter().filter_map(|budget| budget.data["status"]["disruptedPods"].as_object()).flatten();
+    let evicted = evicted.map(|(pod, _)| pod.clone()).collect();
     let labelled = ListParams::default().labels(&format!("{LABEL_BACKUP_OF}={name}"));
     let pods = pods.list(&labelled).await.doing(&doing)?.items;
-    let held = licence.holds_still(observed.log(), &observed.backups, &Look { reports, pods });
+    let held = licence.holds_still(observed.log(), &observed.backups, &Look { reports, evicted, pods });
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 

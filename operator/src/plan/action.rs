@@ -18,8 +18,8 @@ use super::certificates::CertificateStep;
 use super::removal::{Removal, RemovalReason};
 use super::rollout::Rollout;
 use super::switchover::HandoverReason;
-use crate::objects::Owned;
 use crate::objects::claim::ClaimEnd;
+use crate::objects::{Kind, Owned};
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -86,6 +86,22 @@ pub enum Action {
 }
 
 impl Action {
+    /// Whether this one is done only if that one, before it in the plan, has been done.
+    pub fn follows(&self, before: &Action) -> bool {
+        match (self, before) {
+            // A pod without its claim would wait for it, and count.
+            (Action::Create(pod), Action::Claim(claim)) => claim.object.name_any() == flush_claim(&pod.name_any()),
+            (Action::Delete(removal), Action::Create(pod)) => removal.after.contains(&pod.name_any()),
+            // Until the disruption controller has noticed a deletion, the budget would let those be evicted that it rests on.
+            (Action::Delete(removal), Action::Apply(owned)) => {
+                owned.kind == Kind::DisruptionBudget && !removal.licence.holders().is_empty()
+            }
+            // At no moment do two pods have the label.
+            (Action::Role { primary: true, .. }, Action::Role { primary: false, .. }) => true,
+            _ => false,
+        }
+    }
+
     /// Published once the action is done.
     pub fn notice(&self) -> Option<Notice> {
         match self {

@@ -157,10 +157,14 @@ impl BackupPod {
         waits && self.claim.as_ref().is_some_and(|claim| claim.is_older_than(self.created))
     }
 
-    /// It is about to end, and the next pod of its name takes up its claim. One that hangs in its end is not waited for.
+    /// It has been asked to end. One that hangs in its end is not waited for.
+    pub(crate) fn ends_in_time(&self, now: Timestamp) -> bool {
+        self.health == Health::Ending && self.ends_at.is_some_and(|at| now < at + HANGING_PATIENCE)
+    }
+
+    /// It is about to end, and the next pod of its name takes up its claim.
     pub(crate) fn returns(&self, now: Timestamp) -> bool {
-        let ends_soon = self.ends_at.is_some_and(|at| now < at + HANGING_PATIENCE);
-        self.health == Health::Ending && ends_soon && self.claim.as_ref().is_some_and(MemberClaim::is_kept)
+        self.ends_in_time(now) && self.claim.as_ref().is_some_and(MemberClaim::is_kept)
     }
 
     /// What the scheduler says, if it has found no node.

@@ -472,6 +472,17 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whether a member leaves since others hold what it holds, or is ending. Until the disruption controller has noticed that, it
+    /// counts the pod among those that are left.
+    fn is_one_leaving(&self) -> bool {
+        let leaves = |backup: &BackupPod| {
+            let mut removals = self.plan.removals.iter().filter(|removal| !removal.licence.holders().is_empty());
+            removals.any(|removal| removal.name == backup.name) || backup.ends_in_time(self.observed.now)
+        };
+        let counts = |backup: &&BackupPod| backup.member || backup.counted;
+        self.backups.iter().filter(counts).any(leaves) && !planted::has(Bug::EvictsBesideRemoval)
+    }
+
     /// A fenced group recruits nobody.
     fn exit(&self) -> Exit {
         let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && !backup.node_closed;
@@ -487,6 +498,7 @@ impl<'a> Planner<'a> {
         let stays = stays && self.alive.iter().any(|backup| backup.node_closed && !backup.leaves_node());
         match () {
             () if is_any_damaged(self.state) && !planted::has(Bug::EvictsBesideDamage) => Exit::Never,
+            () if self.is_one_leaving() => Exit::Never,
             () if stays => Exit::BeforeSuccessor,
             () if self.held > 0 => Exit::Alone,
             () if is_led && (placeable > self.wanted || free > unplaced) => Exit::AfterSuccessor,

@@ -4,7 +4,7 @@
 //! Called by [`backups`](super::backups), whose removals each need a [`Licence`], and once more by [`apply`](crate::apply)
 //! right before a pod is deleted. A licence is made here and nowhere else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use displaydoc::Display;
 use k8s_openapi::api::core::v1::Pod;
@@ -113,6 +113,8 @@ pub(crate) enum NotWhole {
 pub struct Look {
     /// What those report that the licence rests on.
     pub reports: BTreeMap<String, Result<BackupReport, String>>,
+    /// Pods that the API server is about to delete, since the budget has let them be evicted.
+    pub evicted: BTreeSet<String>,
     /// The group's backup pods. They were read after the reports: a pod that ends reports until it has flushed.
     pub pods: Vec<Pod>,
 }
@@ -123,7 +125,9 @@ impl Look {
         let uid = seen.iter().find(|pod| pod.name_any() == name).and_then(ResourceExt::uid);
         match self.pods.iter().find(|pod| pod.name_any() == name) {
             Some(pod) if pod.uid() != uid || has_ended(pod) => Err(NotWhole::Gone),
-            Some(pod) if pod.metadata.deletion_timestamp.is_some() => Err(NotWhole::Leaves),
+            Some(pod) if pod.metadata.deletion_timestamp.is_some() || self.evicted.contains(name) => {
+                Err(NotWhole::Leaves)
+            }
             Some(_) => Ok(()),
             None => Err(NotWhole::Gone),
         }
@@ -404,7 +408,7 @@ mod tests {
         let licence = Licence(Evidence::HeldBy(Names(vec!["b".to_owned()])));
         let look = |log: Option<&LogStatus>, report: Option<Result<BackupReport, String>>| {
             let reports = report.map(|report| ("b".to_owned(), report)).into_iter().collect();
-            licence.holds_still(log, &seen, &Look { reports, pods: seen.to_vec() })
+            licence.holds_still(log, &seen, &Look { reports, pods: seen.to_vec(), ..Look::default() })
         };
         assert_eq!(look(Some(&log("0b")), Some(Ok(whole.clone()))), Ok(()));
         for (boot, report, why) in [
@@ -434,7 +438,8 @@ mod tests {
             ),
         ] {
             let reports = BTreeMap::from([("b".to_owned(), Ok(whole.clone()))]);
-            assert_eq!(licence.holds_still(Some(&log("0b")), &seen, &Look { reports, pods }), Err(why.to_owned()));
+            let now = Look { reports, pods, ..Look::default() };
+            assert_eq!(licence.holds_still(Some(&log("0b")), &seen, &now), Err(why.to_owned()));
         }
     }
 }

@@ -48,18 +48,6 @@ fn replace_claim(shop: &Shop, member: &str) -> Value {
     shop.cluster.create(CLAIMS, &claim)
 }
 
-/// A policy that admits no such request.
-fn forbid(shop: &Shop, operation: &str, resource: &str) {
-    const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
-    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]});
-    let never = json!([{"expression": "false", "message": format!("nobody may {operation} {resource}")}]);
-    let spec = json!({"matchConstraints": {"resourceRules": [rule]}, "validations": never});
-    shop.cluster.create(POLICIES, &json!({"metadata": {"name": "never"}, "spec": spec}));
-    let spec = json!({"policyName": "never", "validationActions": ["Deny"]});
-    let bindings = POLICIES.replace("policies", "policybindings");
-    shop.cluster.create(&bindings, &json!({"metadata": {"name": "never"}, "spec": spec}));
-}
-
 fn planned(observed: &Observed) -> Vec<String> {
     plan(observed).actions.iter().filter(|action| matches!(action, Action::Delete(_))).map(Action::to_string).collect()
 }
@@ -83,7 +71,7 @@ async fn a_claim_goes_with_its_pod_and_not_before() {
 #[tokio::test]
 async fn a_pod_stays_if_its_claim_may_not_be_deleted() {
     let (shop, [_, leaves]) = one_too_many("Delete").await;
-    forbid(&shop, "DELETE", "persistentvolumeclaims");
+    shop.forbid("DELETE", "", "persistentvolumeclaims");
     let error = shop.act(&shop.look().await).await.unwrap_err().to_string();
     assert!(error.contains("nobody may DELETE persistentvolumeclaims"), "{error}");
     assert!(!is_ending(&shop.pod(&leaves).unwrap()) && !is_ending(&shop.claim(&leaves).unwrap()));
@@ -94,7 +82,7 @@ async fn a_pod_stays_if_its_claim_may_not_be_deleted() {
 async fn a_refused_pod_or_claim_is_named_without_its_suffix() {
     for (resource, named) in [("persistentvolumeclaims", "orders-backup-…-flush"), ("pods", "orders-backup-…")] {
         let shop = Shop::open(spec(1, "Delete")).await;
-        forbid(&shop, "CREATE", resource);
+        shop.forbid("CREATE", "", resource);
         shop.act(&shop.look().await).await.unwrap_err();
         let group = shop.cluster.get(ORDERS).unwrap();
         let conditions = group["status"]["conditions"].as_array().unwrap();

@@ -17,6 +17,8 @@ use super::{eviction, failure, serve};
 
 /// The resource of claims.
 pub(super) const CLAIMS: &str = "persistentvolumeclaims";
+/// The resource of budgets.
+pub(super) const BUDGETS: &str = "poddisruptionbudgets";
 /// Keeps a claim while a pod uses it.
 pub(super) const IN_USE: &str = "kubernetes.io/pvc-protection";
 const NOW: &str = "2026-06-01T12:00:00Z";
@@ -77,6 +79,8 @@ pub(super) struct Objects {
     pub(super) all: BTreeMap<String, Value>,
     /// The last `resourceVersion`; uids are counted with it.
     version: u64,
+    /// The disruption controller has not come to what happens from now on.
+    pub(super) disruption_lags: bool,
 }
 
 /// A cluster. Clones are the same one.
@@ -134,6 +138,13 @@ impl Cluster {
         objects.of(&Target::of(collection)).map(|object| text(&object["metadata"]["name"])).collect()
     }
 
+    /// The disruption controller falls behind, or catches up.
+    pub(super) fn let_disruption_lag(&self, lags: bool) {
+        let mut objects = self.0.lock().unwrap();
+        objects.disruption_lags = lags;
+        objects.settle();
+    }
+
     /// Kubelets have stopped the containers of the pods that were deleted.
     pub(super) fn stop_deleted_pods(&self) {
         let mut objects = self.0.lock().unwrap();
@@ -164,6 +175,14 @@ impl Objects {
         self.all.iter().filter(move |(path, _)| is_in(path)).map(|(_, object)| object)
     }
 
+    pub(super) fn of_namespace(&self, resource: &str, namespace: Option<&String>) -> Vec<(&str, &Value)> {
+        let is_of = |path: &str| {
+            let other = Target::of(path);
+            other.resource == resource && other.namespace.as_ref() == namespace
+        };
+        self.all.iter().filter(|(path, _)| is_of(path)).map(|(path, object)| (path.as_str(), object)).collect()
+    }
+
     fn list(&self, target: &Target, query: &str) -> (u16, Value) {
         let query = query.replace("%2F", "/").replace("%3D", "=");
         let selector = query.split('&').find_map(|pair| pair.strip_prefix("labelSelector=")?.split_once('='));
@@ -191,6 +210,9 @@ impl Objects {
         metadata["resourceVersion"] = json!(self.version.to_string());
         metadata["creationTimestamp"] = json!(NOW);
         metadata["namespace"] = json!(target.namespace);
+        if target.resource == BUDGETS {
+            metadata["generation"] = json!(1);
+        }
         if target.resource == CLAIMS {
             metadata["finalizers"] = json!([IN_USE]);
         }
@@ -234,6 +256,10 @@ impl Objects {
         }
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        // <https://kubernetes.io/docs/concepts/overview/working-with-objects/#object-spec-and-status>
+        if target.resource == BUDGETS && object["spec"] != old["spec"] {
+            object["metadata"]["generation"] = json!(old["metadata"]["generation"].as_u64().unwrap() + 1);
+        }
         self.all.insert(target.object().unwrap_or_default(), object.clone());
         (200, object)
     }
@@ -255,15 +281,14 @@ impl Objects {
 
     fn evict(&mut self, target: &Target) -> (u16, Value) {
         let Some(pod) = self.stored(target) else { return not_found() };
-        let all = |resource: &str| -> Vec<&Value> {
-            let is_of = |path: &str| {
-                let other = Target::of(path);
-                other.resource == resource && other.namespace == target.namespace
-            };
-            self.all.iter().filter(|(path, _)| is_of(path)).map(|(_, object)| object).collect()
-        };
-        match eviction::decide(pod, &all("pods"), &all("poddisruptionbudgets")) {
-            Ok(()) => {
+        let budgets = self.of_namespace(BUDGETS, target.namespace.as_ref());
+        match eviction::decide(pod, &budgets) {
+            Ok(budget) => {
+                if let Some(budget) = budget.map(str::to_owned) {
+                    let status = &mut self.all.get_mut(&budget).unwrap()["status"];
+                    status["disruptionsAllowed"] = json!(status["disruptionsAllowed"].as_u64().unwrap() - 1);
+                    status["disruptedPods"][text(&json!(target.name))] = json!(NOW);
+                }
                 self.mark_deleted(&target.object().unwrap_or_default());
                 (201, json!({"kind": "Status", "status": "Success"}))
             }

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::cluster::{CLAIMS, IN_USE, Objects, Target, has_finalizers, is_ending, list, text, with_other_conditions};
+use super::cluster::{
+    BUDGETS, CLAIMS, IN_USE, Objects, Target, has_finalizers, is_ending, list, text, with_other_conditions,
+};
+use super::eviction;
 
 impl Objects {
     /// What controllers and kubelets do, until nothing changes any more.
@@ -13,6 +16,7 @@ impl Objects {
             let before = self.all.clone();
             self.make_ephemeral_claims();
             self.all.values_mut().for_each(set_ready);
+            self.count_disruptions();
             self.release_claims();
             self.collect_garbage();
             self.empty_namespaces();
@@ -43,6 +47,19 @@ impl Objects {
                 let claim = json!({"metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec});
                 self.create(&Target::of(&format!("/api/v1/namespaces/{namespace}/{CLAIMS}")), "", &claim);
             }
+        }
+    }
+
+    /// What budgets allow, by what the disruption controller has seen.
+    fn count_disruptions(&mut self) {
+        if self.disruption_lags {
+            return;
+        }
+        for path in self.paths(|target| target.resource == BUDGETS) {
+            let pods = self.of_namespace("pods", Target::of(&path).namespace.as_ref());
+            let pods: Vec<&Value> = pods.into_iter().map(|(_, pod)| pod).collect();
+            let status = eviction::status(&self.all[&path], &pods);
+            self.all.get_mut(&path).unwrap()["status"] = status;
         }
     }
 

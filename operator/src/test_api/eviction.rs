@@ -5,33 +5,48 @@ use serde_json::{Value, json};
 
 use super::cluster::{is_ending, list, text};
 
-/// What the eviction of `pod` is answered, beside all pods and budgets of its namespace.
-pub(super) fn decide(pod: &Value, pods: &[&Value], budgets: &[&Value]) -> Result<(), (u16, Value)> {
+/// What the eviction of `pod` is answered, with the budgets of its namespace; and the budget that has let it go.
+pub(super) fn decide<'a>(pod: &Value, budgets: &[(&'a str, &Value)]) -> Result<Option<&'a str>, (u16, Value)> {
     // What has not started, has ended, or ends anyway disrupts nothing.
     if pod["status"]["phase"].as_str().is_none_or(|phase| phase == "Pending") || has_ended(pod) || is_ending(pod) {
-        return Ok(());
+        return Ok(None);
     }
-    let mut budgets = budgets.iter().filter(|budget| selects(budget, pod));
-    let Some(budget) = budgets.next() else { return Ok(()) };
+    let mut budgets = budgets.iter().filter(|(_, budget)| selects(budget, pod));
+    let Some((path, budget)) = budgets.next() else { return Ok(None) };
     if budgets.next().is_some() {
         return refusal(500, "InternalError", "this pod has more than one PodDisruptionBudget");
     }
-    // <https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/pod-disruption-budget-v1/#PodDisruptionBudgetStatus>
-    let healthy = pods.iter().filter(|pod| selects(budget, pod) && is_ready(pod) && !is_ending(pod)).count();
-    let desired = budget["spec"]["minAvailable"].as_u64().and_then(|number| usize::try_from(number).ok());
-    let desired = desired.expect("budgets of these tests have a number as minAvailable");
+    let status = &budget["status"];
+    let number = |field: &str| status[field].as_u64().unwrap_or(0);
+    let (healthy, desired) = (number("currentHealthy"), number("desiredHealthy"));
     if !is_ready(pod) {
         // `IfHealthyBudget` is the default: what is not healthy goes only while the application is not disrupted.
         // <https://kubernetes.io/docs/tasks/run-application/configure-pdb/#unhealthy-pod-eviction-policy>
         let always = budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow";
         if always || healthy >= desired && desired > 0 {
-            return Ok(());
+            return Ok(None);
         }
     }
-    match healthy > desired {
-        true => Ok(()),
-        false => refusal(429, "TooManyRequests", &format!("the budget needs {desired} healthy pods and has {healthy}")),
+    // `checkAndDecrement` of the API server: <https://github.com/kubernetes/kubernetes/blob/master/pkg/registry/core/pod/storage/eviction.go>
+    match () {
+        () if status["observedGeneration"] != budget["metadata"]["generation"] => {
+            refusal(429, "TooManyRequests", "the budget is still being processed by the server")
+        }
+        () if number("disruptionsAllowed") > 0 => Ok(Some(path)),
+        () => refusal(429, "TooManyRequests", &format!("the budget needs {desired} healthy pods and has {healthy}")),
     }
+}
+
+/// What the disruption controller says of a budget.
+/// <https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/pod-disruption-budget-v1/#PodDisruptionBudgetStatus>
+pub(super) fn status(budget: &Value, pods: &[&Value]) -> Value {
+    let healthy = pods.iter().filter(|pod| selects(budget, pod) && is_ready(pod) && !is_ending(pod)).count();
+    let desired = budget["spec"]["minAvailable"].as_u64().and_then(|number| usize::try_from(number).ok());
+    let desired = desired.expect("budgets of these tests have a number as minAvailable");
+    json!({
+        "observedGeneration": budget["metadata"]["generation"],
+        "currentHealthy": healthy, "desiredHealthy": desired, "disruptionsAllowed": healthy.saturating_sub(desired),
+    })
 }
 
 fn selects(budget: &Value, pod: &Value) -> bool {
@@ -47,7 +62,7 @@ pub(super) fn has_ended(pod: &Value) -> bool {
     matches!(text(&pod["status"]["phase"]).as_str(), "Succeeded" | "Failed")
 }
 
-fn refusal(code: u16, reason: &str, message: &str) -> Result<(), (u16, Value)> {
+fn refusal<T>(code: u16, reason: &str, message: &str) -> Result<T, (u16, Value)> {
     Err((code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message})))
 }
 
@@ -55,7 +70,8 @@ fn refusal(code: u16, reason: &str, message: &str) -> Result<(), (u16, Value)> {
 mod tests {
     use super::super::shop::{ORDERS, PODS, Shop};
     use super::*;
-    use crate::plan::plan;
+    use crate::observed::Observed;
+    use crate::plan::{Action, plan};
     #[cfg(feature = "planted-bugs")]
     use crate::planted::{self, Bug};
 
@@ -164,6 +180,57 @@ mod tests {
         damage(&shop, &members[1]).await;
         shop.cluster.change(&format!("{PODS}/{}", members[0]), &json!({"status": {"phase": "Failed"}}));
         assert_eq!(shop.evict(&members[0]), 201);
+    }
+
+    /// Of three members one is to leave, and appends need both others.
+    async fn one_too_many() -> (Shop, Observed, String, [String; 2]) {
+        let shop = Shop::with_backups(json!({"backups": 3, "minInSync": 2})).await;
+        let members = shop.backups();
+        shop.write_log(&members).await;
+        shop.cluster.change(ORDERS, &json!({"spec": {"backups": 2}}));
+        let observed = shop.look().await;
+        let leaves = |member: &&String| {
+            let deletes = |action: &Action| action.to_string() == format!("delete pod {member}");
+            plan(&observed).actions.iter().any(deletes)
+        };
+        let leaver = members.iter().find(leaves).unwrap().clone();
+        let others = members.into_iter().filter(|member| *member != leaver).collect::<Vec<_>>();
+        (shop, observed, leaver, others.try_into().unwrap())
+    }
+
+    /// The disruption controller is the last to hear that a member was deleted. Until then it counts it.
+    #[tokio::test]
+    async fn nobody_is_evicted_beside_a_member_that_the_operator_removes() {
+        let (shop, observed, leaver, others) = one_too_many().await;
+        shop.cluster.let_disruption_lag(true);
+        shop.act(&observed).await.unwrap();
+        assert!(is_ending(&shop.pod(&leaver).unwrap()));
+        assert_eq!(others.each_ref().map(|member| shop.evict(member)), [429; 2]);
+        shop.cluster.let_disruption_lag(false);
+        assert_eq!(others.each_ref().map(|member| shop.evict(member)), [429; 2]);
+        shop.cluster.stop_deleted_pods();
+        shop.reconcile().await;
+        assert_eq!(min_available(&shop), 2, "as before");
+    }
+
+    /// What was evicted right before is not in the pods yet, but in the budget.
+    #[tokio::test]
+    async fn a_member_stays_while_another_is_about_to_be_evicted() {
+        let (shop, observed, leaver, [other, _]) = one_too_many().await;
+        shop.cluster.let_disruption_lag(true);
+        shop.cluster.change(BUDGET, &json!({"status": {"disruptedPods": {&other: "2026-06-01T12:00:00Z"}}}));
+        let error = shop.act(&observed).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("{other} leaves as well")), "{error}");
+        assert!(!is_ending(&shop.pod(&leaver).unwrap()));
+    }
+
+    #[tokio::test]
+    async fn a_member_stays_if_its_budget_cannot_be_tightened() {
+        let (shop, observed, leaver, _) = one_too_many().await;
+        shop.forbid("UPDATE", "policy", "poddisruptionbudgets");
+        let error = shop.act(&observed).await.unwrap_err().to_string();
+        assert!(error.contains("nobody may UPDATE poddisruptionbudgets"), "{error}");
+        assert!(!is_ending(&shop.pod(&leaver).unwrap()));
     }
 
     /// What the tests above would not see, were the budget another one.

@@ -158,6 +158,19 @@ impl Shop {
         self.cluster.request(&Method::POST, &format!("{PODS}/{pod}/eviction"), "", &Value::Null).0
     }
 
+    /// A policy admits no such request from now on.
+    pub(super) fn forbid(&self, operation: &str, group: &str, resource: &str) {
+        const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+        let rule =
+            json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]});
+        let never = json!([{"expression": "false", "message": format!("nobody may {operation} {resource}")}]);
+        let spec = json!({"matchConstraints": {"resourceRules": [rule]}, "validations": never});
+        self.cluster.create(POLICIES, &json!({"metadata": {"name": "never"}, "spec": spec}));
+        let spec = json!({"policyName": "never", "validationActions": ["Deny"]});
+        let bindings = POLICIES.replace("policies", "policybindings");
+        self.cluster.create(&bindings, &json!({"metadata": {"name": "never"}, "spec": spec}));
+    }
+
     /// The pods that the operator has made.
     pub(super) fn backups(&self) -> Vec<String> {
         self.cluster.names(PODS).into_iter().filter(|name| name.starts_with("orders-backup-")).collect()

@@ -21,7 +21,7 @@ use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
 use tailwind_operator::options::Settings;
 use tailwind_operator::plan::removal::{Removal, RemovalReason};
-use tailwind_operator::plan::{Action, Plan, plan};
+use tailwind_operator::plan::{Action, Look, Plan, plan};
 use tailwind_operator::planted::{self, Bug};
 use tailwind_report::report::BackupReport;
 
@@ -66,6 +66,8 @@ struct Begin {
     cordoned: Vec<bool>,
     /// The administrator who cordoned those nodes also drains them: evicts what is on them, as far as the budget allows.
     drained: bool,
+    /// Before which action of a plan it does that, and one later in each round.
+    between: usize,
     has_primary: bool,
     /// Some admission refuses every pod.
     refuses: bool,
@@ -112,7 +114,7 @@ fn begin() -> impl Strategy<Value = Begin> {
         prop::option::of(1_u8..6),
         prop::collection::vec(pod, 0..7),
         nodes,
-        any::<bool>(),
+        (any::<bool>(), 0..4_usize),
         prop::bool::weighted(0.9),
         (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
         (prop::bool::weighted(0.4), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
@@ -128,7 +130,8 @@ fn begin() -> impl Strategy<Value = Begin> {
                 .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
                 .collect(),
             cordoned,
-            drained,
+            drained: drained.0,
+            between: drained.1,
             has_primary,
             refuses: faults.0,
             fabric_fails: faults.1,
@@ -162,6 +165,10 @@ struct World {
     stranded: bool,
     /// The operator has asked nobody yet.
     has_restarted: bool,
+    /// Healthy pods that the disruption controller knows, without those that were evicted since.
+    healthy: BTreeSet<String>,
+    /// It has not observed the newest budget: nobody is evicted.
+    unobserved: bool,
 }
 
 impl World {
@@ -248,6 +255,8 @@ impl World {
             disks: (begin.claims && begin.local).then(BTreeMap::new),
             stranded: false,
             has_restarted: false,
+            healthy: BTreeSet::new(),
+            unobserved: false,
         };
         for (index, start) in begin.pods.iter().enumerate() {
             world.place(index, *start, begin);
@@ -302,11 +311,7 @@ impl World {
     }
 
     /// What pods report, of those that are asked.
-    fn report(&mut self) {
-        if self.has_restarted {
-            self.observed.reports.clear();
-            return;
-        }
+    fn reports(&self) -> BTreeMap<String, Result<BackupReport, String>> {
         let asked = |pod: &&Pod| is_ready(pod) || self.is_named(&pod.name_any());
         let reports = self.observed.backups.iter().filter(asked).map(|pod| {
             let name = pod.name_any();
@@ -328,7 +333,7 @@ impl World {
             };
             (name, Ok(report))
         });
-        self.observed.reports = reports.collect();
+        reports.collect()
     }
 
     /// A claim is there, with a disk; or it is the group's, or no longer.
@@ -385,8 +390,14 @@ impl World {
         self.observed.objects.retain(|other| other.kind != owned.kind || other.object.metadata.name != *name);
     }
 
-    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are ready and, by their
-    /// gates, in the set, regardless of what they hold; and lets others go only while it is met.
+    /// The disruption controller counts pods that are ready and in the set, as their gates say, whatever they hold.
+    fn count_healthy(&mut self) {
+        let healthy = self.observed.backups.iter().filter(|pod| is_healthy(pod)).map(ResourceExt::name_any);
+        (self.healthy, self.unobserved) = (healthy.collect(), false);
+    }
+
+    /// One call of the eviction API for each pod on a node that is drained. The budget lets a pod go by what the disruption controller
+    /// has counted last, and pods that are not healthy only while it is met.
     fn evict(&mut self) {
         let budget = |world: &World| {
             let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
@@ -394,25 +405,23 @@ impl World {
         };
         for index in 0..self.observed.backups.len() {
             let pod = &self.observed.backups[index];
-            let node = pod.spec.as_ref().unwrap().node_name.as_ref();
+            let (name, node) = (pod.name_any(), pod.spec.as_ref().unwrap().node_name.as_ref());
             let drained = self.observed.nodes.iter().any(|facts| facts.unschedulable && Some(&facts.name) == node);
             if !drained || pod.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            let works = |pod: &Pod| is_ready(pod) && !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
-            let healthy = |pod: &&Pod| works(pod) && is_true(pod, GATE_CAUGHT_UP);
-            let all = self.observed.backups.iter().filter(healthy).count() as u64;
-            let counts = u64::from(healthy(&pod));
-            let is_member = self.is_member(&pod.name_any());
+            let counts = u64::from(is_healthy(pod));
             let allows = |budget: &serde_json::Value| {
                 counts == 0 && budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-                    || all >= budget["minAvailable"].as_u64().unwrap() + counts
+                    || !self.unobserved
+                        && self.healthy.len() as u64 >= budget["minAvailable"].as_u64().unwrap() + counts
             };
             let budget = budget(self);
             if budget.as_ref().is_none_or(allows) {
-                let before = self.places();
+                let (before, is_member) = (self.places(), self.is_member(&name));
                 let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
+                self.healthy.remove(&name);
                 self.evicted += u32::from(is_member);
                 if budget.is_some() {
                     self.judge(before, "an eviction that the budget allows");
@@ -440,7 +449,7 @@ impl World {
     fn plan(&mut self) -> Plan {
         self.made += 10;
         self.observed.names = (0..10).map(|n| format!("m{}", self.made + n)).collect();
-        self.report();
+        self.observed.reports = if self.has_restarted { BTreeMap::new() } else { self.reports() };
         plan(&self.observed)
     }
 
@@ -496,13 +505,20 @@ impl World {
         assert!(plan.status.log.is_none(), "the log is not the operator's");
     }
 
-    /// Does what the plan says, and then what kubelets, the scheduler and the primary do.
-    fn turn(&mut self, plan: Plan, drained: bool) {
+    /// Does what the plan says, and then what kubelets, the scheduler and the primary do. Who drains nodes evicts pods before the
+    /// action of this number, when the disruption controller has not seen the actions before it; and when all are done.
+    fn turn(&mut self, plan: Plan, drained: Option<usize>) {
         let refused = self.refuses && plan.actions.iter().any(|action| matches!(action, Action::Create(_)));
-        for action in plan.actions {
+        let seen = self.observed.backups.clone();
+        self.count_healthy();
+        for (number, action) in plan.actions.into_iter().enumerate() {
+            if drained == Some(number) {
+                self.evict();
+            }
             match action {
                 Action::Create(_) if self.refuses => {}
                 Action::Delete(removal) if refused && !removal.after.is_empty() => {}
+                Action::Delete(removal) if !self.holds_still(&removal, &seen) => {}
                 Action::Claim(claim) => self.claim(*claim),
                 Action::Create(pod) => {
                     assert_eq!(self.claims, self.has_claim(&pod.name_any()), "a pod without its claim");
@@ -534,6 +550,7 @@ impl World {
                     self.judge(before, &format!("{} is removed: {}", removal.name, removal.reason));
                 }
                 Action::Apply(object) => {
+                    self.unobserved |= object.kind == Kind::DisruptionBudget;
                     self.forget(&object);
                     self.observed.objects.push(*object);
                 }
@@ -549,7 +566,8 @@ impl World {
                 _ => {}
             }
         }
-        if drained {
+        if drained.is_some() {
+            self.count_healthy();
             self.evict();
         }
         let log = self.observed.group.status.as_ref().and_then(|status| status.log.clone());
@@ -562,8 +580,15 @@ impl World {
         self.observed.now += jiff::SignedDuration::from_secs(60);
     }
 
-    /// The primary: repairs what a member lacks and another has, drops members that are dead or were replaced as long as enough
-    /// are left, then takes in one that is ready.
+    /// What the operator looks at once more before it deletes.
+    fn holds_still(&self, removal: &Removal, seen: &[Pod]) -> bool {
+        let now = Look { reports: self.reports(), pods: self.observed.backups.clone(), ..Look::default() };
+        let log = self.observed.group.status.as_ref().and_then(|status| status.log.as_ref());
+        removal.licence.holds_still(log, seen, &now).is_ok()
+    }
+
+    /// The primary: repairs what a member lacks and another has, lets go whoever is dead or somebody new as long as enough are
+    /// left, then takes one in that is ready.
     fn lead(&mut self) {
         if self.observed.app.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return;
@@ -664,6 +689,12 @@ fn gate(pod: &mut serde_json::Value, caught_up: bool) {
     pod["status"]["conditions"] = others.chain([json!({"type": GATE_CAUGHT_UP, "status": status})]).collect();
 }
 
+/// As budgets count: ready and in the set.
+fn is_healthy(pod: &Pod) -> bool {
+    let works = is_ready(pod) && !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
+    works && is_true(pod, GATE_CAUGHT_UP)
+}
+
 fn has_failed(pod: &Pod) -> bool {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed")
 }
@@ -698,7 +729,8 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         let acted = plan.actions.iter().any(|action| {
             matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_) | Action::Claim(_))
         });
-        world.turn(plan, begin.drained);
+        let between = (round as usize + begin.between) % (plan.actions.len() + 1);
+        world.turn(plan, begin.drained.then_some(between));
         if begin.recreated {
             world.recreate(round, begin.lost_node);
         }
@@ -789,7 +821,7 @@ fn only_drained(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 9] = [
+    let kinds: [(Bug, Kind); 11] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -802,6 +834,8 @@ fn planted_bugs_are_found() {
             let pods = begin.pods.into_iter().map(silent).collect();
             Begin { pods, drained: true, ..begin }
         }),
+        (Bug::TrustsEvicted, |begin| only_drained(begin)),
+        (Bug::EvictsBesideRemoval, |begin| only_drained(begin)),
         (Bug::HibernatesUnclaimed, |begin| Begin { claims: true, hibernates: Some(0), unclaimed: true, ..begin }),
     ];
     for (bug, kind) in kinds {
