@@ -26,6 +26,8 @@ pub enum Bug {
     HibernatesUnclaimed,
     /// A pod that is being evicted proves what it holds as long as it answers.
     TrustsEvicted,
+    /// A member leaves since it has reported that it holds nothing, before it was filled.
+    TrustsOldReports,
     /// The budget stays as it is while the operator removes a member.
     EvictsBesideRemoval,
 }

@@ -16,6 +16,7 @@ use crate::objects::service::is_headless;
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
 use crate::plan::licence::{Licence, Look};
+use crate::plan::removal::Removal;
 use crate::probe::Prober;
 
 /// Ends the name of the object with which is tried whether a new one would be admitted.
@@ -41,25 +42,24 @@ pub(super) async fn same_log(
     Err(Error { doing: doing(), source })
 }
 
-/// Whether those that report to hold the log say so now, and stay: what the plan was made from may be some seconds old.
+/// Whether what allows a removal is still so, and those whose reports it is stay: what the plan was made from may be some seconds old.
 pub(super) async fn still_held(
     prober: &Prober,
     (budgets, pods): (&Api<DynamicObject>, &Api<Pod>),
     observed: &Observed,
-    licence: &Licence,
+    removal: &Removal,
     doing: impl Fn() -> String,
 ) -> Result<(), Error> {
-    let name = observed.group.name_any();
-    let is_holder = |pod: &&Pod| licence.holders().contains(&pod.name_any());
-    let holders = observed.backups.iter().filter(is_holder);
-    let reports = prober.backup_reports_now(&name, holders).await;
+    let (name, licence) = (observed.group.name_any(), &removal.licence);
+    let asked = observed.backups.iter().filter(|pod| licence.asks(&pod.name_any(), &removal.name));
+    let reports = prober.backup_reports_now(&name, asked).await;
     // The pod of an eviction that was allowed stands in the budget until it is known to end. So the budget is read first.
     let budget = budgets.get_opt(&budget_name(&name)).await.doing(&doing)?;
     let evicted = budget.iter().filter_map(|budget| budget.data["status"]["disruptedPods"].as_object()).flatten();
     let evicted = evicted.map(|(pod, _)| pod.clone()).collect();
     let labelled = ListParams::default().labels(&format!("{LABEL_BACKUP_OF}={name}"));
     let pods = pods.list(&labelled).await.doing(&doing)?.items;
-    let held = licence.holds_still(observed.log(), &observed.backups, &Look { reports, evicted, pods });
+    let held = licence.holds_still(&removal.name, observed, &Look { reports, evicted, pods });
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 

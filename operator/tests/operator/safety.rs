@@ -85,6 +85,8 @@ struct Begin {
     local: bool,
     /// The first node never comes back.
     lost_node: bool,
+    /// What pods answer is a round old when the operator has it.
+    late: bool,
     /// The round in which another operator begins, which has asked nobody yet.
     restarts: Option<u32>,
     /// The group was put to sleep, and the app's last pod goes in this round. With claims.
@@ -118,7 +120,7 @@ fn begin() -> impl Strategy<Value = Begin> {
         prop::bool::weighted(0.9),
         (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
         (prop::bool::weighted(0.4), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
-        prop::option::weighted(0.3, 0..12_u32),
+        (prop::bool::weighted(0.2), prop::option::weighted(0.3, 0..12_u32)),
         (prop::option::weighted(0.1, 0..8_u32), prop::bool::weighted(0.3)),
     )
         .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, sleep)| Begin {
@@ -141,7 +143,8 @@ fn begin() -> impl Strategy<Value = Begin> {
             recreated: disks.1,
             local: disks.2,
             lost_node: disks.3,
-            restarts,
+            late: restarts.0,
+            restarts: restarts.1,
             hibernates: sleep.0.filter(|_| disks.0),
             unclaimed: sleep.1 && disks.0,
         })
@@ -165,6 +168,8 @@ struct World {
     stranded: bool,
     /// The operator has asked nobody yet.
     has_restarted: bool,
+    /// What it was answered in the round before, where answers are late.
+    late: Option<BTreeMap<String, Result<BackupReport, String>>>,
     /// Healthy pods that the disruption controller knows, without those that were evicted since.
     healthy: BTreeSet<String>,
     /// It has not observed the newest budget: nobody is evicted.
@@ -255,6 +260,7 @@ impl World {
             disks: (begin.claims && begin.local).then(BTreeMap::new),
             stranded: false,
             has_restarted: false,
+            late: begin.late.then(BTreeMap::new),
             healthy: BTreeSet::new(),
             unobserved: false,
         };
@@ -449,7 +455,12 @@ impl World {
     fn plan(&mut self) -> Plan {
         self.made += 10;
         self.observed.names = (0..10).map(|n| format!("m{}", self.made + n)).collect();
-        self.observed.reports = if self.has_restarted { BTreeMap::new() } else { self.reports() };
+        let reports = self.reports();
+        self.observed.reports = match &mut self.late {
+            _ if self.has_restarted => BTreeMap::new(),
+            Some(late) => std::mem::replace(late, reports),
+            None => reports,
+        };
         plan(&self.observed)
     }
 
@@ -509,7 +520,7 @@ impl World {
     /// action of this number, when the disruption controller has not seen the actions before it; and when all are done.
     fn turn(&mut self, plan: Plan, drained: Option<usize>) {
         let refused = self.refuses && plan.actions.iter().any(|action| matches!(action, Action::Create(_)));
-        let seen = self.observed.backups.clone();
+        let seen = self.observed.clone();
         self.count_healthy();
         for (number, action) in plan.actions.into_iter().enumerate() {
             if drained == Some(number) {
@@ -581,10 +592,9 @@ impl World {
     }
 
     /// What the operator looks at once more before it deletes.
-    fn holds_still(&self, removal: &Removal, seen: &[Pod]) -> bool {
+    fn holds_still(&self, removal: &Removal, seen: &Observed) -> bool {
         let now = Look { reports: self.reports(), pods: self.observed.backups.clone(), ..Look::default() };
-        let log = self.observed.group.status.as_ref().and_then(|status| status.log.as_ref());
-        removal.licence.holds_still(log, seen, &now).is_ok()
+        removal.licence.holds_still(&removal.name, seen, &now).is_ok()
     }
 
     /// The primary: repairs what a member lacks and another has, lets go whoever is dead or somebody new as long as enough are
@@ -821,7 +831,7 @@ fn only_drained(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 11] = [
+    let kinds: [(Bug, Kind); 12] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -834,6 +844,7 @@ fn planted_bugs_are_found() {
             let pods = begin.pods.into_iter().map(silent).collect();
             Begin { pods, drained: true, ..begin }
         }),
+        (Bug::TrustsOldReports, |begin| Begin { late: true, ..begin }),
         (Bug::TrustsEvicted, |begin| only_drained(begin)),
         (Bug::EvictsBesideRemoval, |begin| only_drained(begin)),
         (Bug::HibernatesUnclaimed, |begin| Begin { claims: true, hibernates: Some(0), unclaimed: true, ..begin }),
