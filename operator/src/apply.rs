@@ -5,7 +5,6 @@
 
 mod recheck;
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -30,7 +29,7 @@ use crate::objects::{Kind, Owned, owner};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::news::news;
-use crate::plan::{Action, Plan, status};
+use crate::plan::{Action, Notice, Plan, status};
 use crate::secrets::{self, CaSecret};
 
 /// The field manager: the name under which the API server records the operator's writes.
@@ -39,35 +38,30 @@ pub(crate) const MANAGER: &str = "tailwind-operator";
 /// Carries out a plan. The first error comes back, when all else is done.
 pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
     let executor = Executor::new(context, observed);
-    let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
-    let mut done = plan.status.clone();
-    let mut undone: Vec<&Action> = Vec::new();
-    for action in &plan.actions {
-        if let Some(before) = undone.iter().find(|before| action.follows(before)) {
-            info!(%action, %before, "not done, since it follows what could not be done");
-            undone.push(action);
-            continue;
-        }
-        match executor.act(action).await {
-            Ok(()) => {
-                context.metrics.acted(action);
-                info!(%action, "done");
-                notices.extend(action.notice());
-            }
-            Err(error) => {
-                undone.push(action);
-                texts.insert(failure_text(action, &error));
-                failures.push(error);
-            }
-        }
-    }
-    status::with_failures(&mut done, observed, &texts);
-    let written = executor.write_status(&done).await;
+    let Done { mut notices, failures } = executor.act_all(&plan.actions).await;
+    let mut status = plan.status.clone();
+    let texts = failures.iter().map(|(action, error)| failure_text(action, error)).collect();
+    status::with_failures(&mut status, observed, &texts);
+    let written = executor.write_status(&status).await;
     if written.is_ok() {
         notices.extend(plan.notices.iter().cloned());
     }
     crate::events::publish(&context.recorder, &observed.group, &notices).await;
-    failures.into_iter().next().map_or(written, Err)
+    failures.into_iter().next().map_or(written, |(_, error)| Err(error))
+}
+
+/// Carries out what is done to a group whose status is not written. The first error comes back, when all else is done.
+pub(crate) async fn act(context: &Context, observed: &Observed, actions: &[Action]) -> Result<(), Error> {
+    let Done { failures, .. } = Executor::new(context, observed).act_all(actions).await;
+    failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// What has become of actions.
+#[derive(Default)]
+struct Done<'a> {
+    /// Of those that were done.
+    notices: Vec<Notice>,
+    failures: Vec<(&'a Action, Error)>,
 }
 
 /// A failure as it stands in the status. The next try has another name for the pod, which means nothing to people.
@@ -108,6 +102,31 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// One after the other. One that fails keeps only those undone that [follow](Action::follows) it.
+    async fn act_all<'b>(&self, actions: &'b [Action]) -> Done<'b> {
+        let mut done = Done::default();
+        let mut undone: Vec<&Action> = Vec::new();
+        for action in actions {
+            if let Some(before) = undone.iter().find(|before| action.follows(before)) {
+                info!(%action, %before, "not done, since it follows what could not be done");
+                undone.push(action);
+                continue;
+            }
+            match self.act(action).await {
+                Ok(()) => {
+                    self.context.metrics.acted(action);
+                    info!(%action, "done");
+                    done.notices.extend(action.notice());
+                }
+                Err(error) => {
+                    undone.push(action);
+                    done.failures.push((action, error));
+                }
+            }
+        }
+        done
+    }
+
     async fn act(&self, action: &Action) -> Result<(), Error> {
         let doing = || action.to_string();
         let edit = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
@@ -121,7 +140,9 @@ impl<'a> Executor<'a> {
                     "finalizers": finalizers,
                     "resourceVersion": self.group.metadata.resource_version,
                 }});
-                self.groups.patch(&self.name, &edit, &Patch::Merge(patch)).await.doing(doing)?;
+                // The answer may be one that this operator cannot read.
+                let groups = groups(self.context, &self.namespace);
+                groups.patch(&self.name, &edit, &Patch::Merge(patch)).await.doing(doing)?;
             }
             Action::ForgetSwitchover => {
                 let patch = json!({"metadata": {"annotations": {ANNOTATION_SWITCHOVER: null}}});
@@ -354,10 +375,14 @@ async fn patch_status<P: serde::Serialize + std::fmt::Debug>(
     params: &PatchParams,
     patch: &Patch<P>,
 ) -> Result<(), Error> {
-    let resource = ApiResource::erase::<ReplicaGroup>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
-    api.patch_status(name, params, patch).await.doing(|| "write status".to_owned())?;
+    groups(context, namespace).patch_status(name, params, patch).await.doing(|| "write status".to_owned())?;
     Ok(())
+}
+
+/// Groups, whether they can be read or not.
+fn groups(context: &Context, namespace: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::erase::<ReplicaGroup>(&());
+    Api::namespaced_with(context.client.clone(), namespace, &resource)
 }
 
 fn of_uid(uid: Option<String>) -> DeleteParams {

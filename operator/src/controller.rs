@@ -35,7 +35,9 @@ use crate::wake::Wakes;
 
 /// Reconciles wait so long for the first lists of everything.
 const LISTS_PATIENCE: Duration = Duration::from_secs(20);
-/// A reconcile that takes longer is abandoned and started again.
+/// A group that cannot be read is looked at so often: its certificates age.
+const UNREADABLE_AGAIN: Duration = Duration::from_mins(5);
+/// A reconcile that takes longer is given up, and begun anew.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
 
 /// Why a reconcile has not come to its end.
@@ -130,7 +132,7 @@ async fn reconcile(group: Arc<Group>, context: Arc<Context>) -> Result<Action, R
     result
 }
 
-async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, ReconcileError> {
+pub(crate) async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, ReconcileError> {
     if timeout(LISTS_PATIENCE, context.cache.wait_until_listed()).await.is_err() {
         return Err(ReconcileError::NotListed);
     }
@@ -166,19 +168,28 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
             refuse(context, at, &object, owner).await;
             return Ok(Action::await_change());
         }
-        Observation::Unreadable { object, why } => {
+        Observation::Unreadable { object, why, observed } => {
             context.rollouts.saw(&key(at), Rollout::Idle, || context.all_groups());
+            let actions = plan::unreadable(&observed);
+            forget_certificates(context, at, &actions);
+            let acted = apply::act(context, &observed, &actions).await;
             report_unreadable(context, at, &object, &why).await?;
-            return Ok(Action::await_change());
+            acted?;
+            return Ok(Action::requeue(UNREADABLE_AGAIN));
         }
     };
     let plan = plan_in_turn(context, at, &mut observed);
     remember(context, at, &observed, &plan);
-    if plan.actions.iter().any(|action| matches!(action, plan::Action::Certificates(_))) {
-        context.memories.drop_certificates(at);
-    }
+    forget_certificates(context, at, &plan.actions);
     apply::apply(context, &observed, &plan).await?;
     Ok(again(&plan, None))
+}
+
+/// What is known of certificates that are about to change.
+fn forget_certificates(context: &Context, at: &GroupRef, actions: &[plan::Action]) {
+    if actions.iter().any(|action| matches!(action, plan::Action::Certificates(_))) {
+        context.memories.drop_certificates(at);
+    }
 }
 
 /// Plans; where outdated backups wait to be replaced, and it is the group's turn, so that they are.

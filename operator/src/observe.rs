@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use serde_json::json;
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
     LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS, backup_secret, ca_secret, reader_secret, sidecar_secret,
@@ -45,6 +46,8 @@ pub(crate) enum Observation {
     Unreadable {
         object: Box<DynamicObject>,
         why: String,
+        /// What its metadata tells: its certificates, and its app's pods.
+        observed: Box<Observed>,
     },
     Complete(Box<Observed>),
 }
@@ -89,7 +92,7 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
     }
     let group: ReplicaGroup = match serde_json::to_value(&object).and_then(serde_json::from_value) {
         Ok(group) => group,
-        Err(error) => return Ok(Observation::Unreadable { object: Box::new(object), why: error.to_string() }),
+        Err(error) => return unreadable(context, at, object, error.to_string()).await,
     };
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let labelled = |label: &str| ListParams::default().labels(&format!("{label}={name}"));
@@ -109,6 +112,26 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
     objects.extend(claims?);
     let seen = Seen { group, pods: [backups, app, readers], objects, certificates };
     Ok(Observation::Complete(complete(context, seen).await))
+}
+
+/// A group of which only the metadata is known.
+async fn unreadable(
+    context: &Context,
+    at: &GroupRef,
+    object: DynamicObject,
+    why: String,
+) -> Result<Observation, Error> {
+    let group = json!({"metadata": object.metadata, "spec": {}});
+    let group: ReplicaGroup =
+        serde_json::from_value(group).map_err(kube::Error::SerdeError).doing(|| "read its metadata".to_owned())?;
+    let namespace = at.namespace.as_deref().unwrap_or_default();
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let of_app = ListParams::default().labels(&format!("{LABEL_GROUP}={}", at.name));
+    let app = pods.list(&of_app).await.doing(|| "list the app's pods".to_owned())?.items;
+    let certificates = certificates_of(context, at, &group).await?;
+    let seen = Seen { group, pods: [Vec::new(), app, Vec::new()], objects: Vec::new(), certificates };
+    let observed = complete(context, seen).await;
+    Ok(Observation::Unreadable { object: Box::new(object), why, observed })
 }
 
 async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup) -> Result<Certificates, Error> {

@@ -69,8 +69,7 @@ pub fn plan(observed: &Observed) -> Plan {
     }
     let problems = validity::problems(observed);
     if !problems.is_empty() {
-        let plan = Plan::only_status(status::invalid(&state, &problems), observed);
-        return plan.with_certificates_kept(observed);
+        return Plan::only_status(status::invalid(&state, &problems), observed).kept_safe(&state);
     }
     if observed.group.spec.paused && !state.is_deleting() {
         return Plan::paused(&state);
@@ -105,30 +104,25 @@ impl Plan {
         plan
     }
 
-    /// Existing certificates are renewed even where everything else is left as it is: without them no sidecar reaches a backup any more,
-    /// and nobody can take over.
-    fn with_certificates_kept(mut self, observed: &Observed) -> Plan {
-        let Certificates { authority, not_owned, .. } = &observed.certificates;
-        if authority.is_some() && not_owned.is_empty() {
-            let steps = certificates::steps(&observed.certificates, observed.now);
-            self.actions.extend(steps.into_iter().map(Action::Certificates));
-        }
-        self
+    /// Nothing is done to the group but what keeps it safe.
+    fn paused(state: &GroupState<'_>) -> Plan {
+        Plan::unchanged(state).kept_safe(state)
     }
 
-    /// Nothing is done to the group but to renew its certificates. Nobody moves its backups either, so a budget that counts on it
+    /// What keeps a group safe while everything else is left as it is: its certificates are renewed, its claims go with it or outlive
+    /// it as its spec says, and its budget follows what members report. Nobody moves its backups, so a budget that counts on that
     /// is loosened.
-    fn paused(state: &GroupState<'_>) -> Plan {
+    fn kept_safe(mut self, state: &GroupState<'_>) -> Plan {
         let observed = state.observed;
-        let exit = if licence::is_any_damaged(state) { Exit::Never } else { Exit::default() };
-        let mut plan = Plan::unchanged(state).with_certificates_kept(observed);
-        plan.actions.extend(owned_claims(observed));
+        self.actions.extend(kept_certificates(observed));
+        self.actions.extend(owned_claims(observed));
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
+            let exit = if licence::is_any_damaged(state) { Exit::Never } else { Exit::default() };
             let budget = budget(state, exit);
-            plan.actions.extend(needless_budget(observed, budget.as_ref()));
-            plan.actions.extend(budget.and_then(|budget| apply(observed, budget).ok()?));
+            self.actions.extend(needless_budget(observed, budget.as_ref()));
+            self.actions.extend(budget.and_then(|budget| apply(observed, budget).ok()?));
         }
-        plan
+        self
     }
 
     fn whole(state: &GroupState<'_>) -> Plan {
@@ -175,6 +169,22 @@ impl Plan {
         let (spare_nodes, rollout) = (spare_nodes(&backups), backups.rollout);
         Plan { actions, again: again(state, &backups), status, notices, spare_nodes, rollout }
     }
+}
+
+/// What is done to a group of which only the metadata can be read, since it was stored by a newer operator perhaps: its certificates
+/// are renewed, and it does not wait for an app that is gone.
+pub(crate) fn unreadable(observed: &Observed) -> Vec<Action> {
+    let is_deleting = observed.group.metadata.deletion_timestamp.is_some();
+    let goes = is_deleting && observed.has_finalizer() && observed.waits_for_app() == 0;
+    kept_certificates(observed).chain(goes.then_some(Action::Finalizer(false))).collect()
+}
+
+/// Renews certificates that there are: without them no sidecar reaches a backup any more, and nobody can take over.
+fn kept_certificates(observed: &Observed) -> impl Iterator<Item = Action> {
+    let Certificates { authority, not_owned, .. } = &observed.certificates;
+    let is_there = authority.is_some() && not_owned.is_empty();
+    let steps = is_there.then(|| certificates::steps(&observed.certificates, observed.now));
+    steps.into_iter().flatten().map(Action::Certificates)
 }
 
 /// What belongs to every group, beside pods and secrets.

@@ -11,6 +11,7 @@ mod eviction;
 mod holders;
 mod kubelet;
 mod shop;
+mod unreadable;
 
 use std::sync::Arc;
 

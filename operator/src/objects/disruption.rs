@@ -56,7 +56,8 @@ pub(crate) fn stay(group: &ReplicaGroup, exit: Exit, unproved: usize, before: Op
         Exit::Never => Some(EVERYBODY),
         Exit::AfterSuccessor => Some(floor.max(spec.backups)),
         Exit::BeforeSuccessor | Exit::Alone if spec.backups == 1 => None,
-        Exit::BeforeSuccessor => Some(floor.max(spec.backups - 1)),
+        // An invalid spec may ask for none.
+        Exit::BeforeSuccessor => Some(floor.max(spec.backups.saturating_sub(1))),
         Exit::Alone => Some(floor),
     };
     stay.max(before)

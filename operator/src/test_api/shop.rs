@@ -16,6 +16,7 @@ use super::cluster::Cluster;
 use crate::apply::apply;
 use crate::cache::group_ref;
 use crate::context::Context;
+use crate::controller::reconcile_group;
 use crate::error::Error;
 use crate::observe::{Observation, observe};
 use crate::observed::{Observed, is_running};
@@ -77,6 +78,11 @@ impl Shop {
 
     pub(super) async fn reconcile(&self) {
         self.act(&self.look().await).await.unwrap();
+    }
+
+    /// A reconcile as the controller begins it, whatever the group is like.
+    pub(super) async fn reconcile_any(&self) {
+        reconcile_group(&self.context, &group_ref("shop", "orders")).await.unwrap();
     }
 
     /// A group of this spec whose backups all run, with disks where they have claims.
