@@ -117,7 +117,8 @@ impl Plan {
         self.actions.extend(kept_certificates(observed));
         self.actions.extend(owned_claims(observed));
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
-            let exit = if licence::is_any_damaged(state) { Exit::Never } else { Exit::default() };
+            let keeps_all = licence::is_any_damaged(state) || licence::is_any_quarantined(state);
+            let exit = if keeps_all { Exit::Never } else { Exit::default() };
             let budget = budget(state, exit);
             self.actions.extend(needless_budget(observed, budget.as_ref()));
             self.actions.extend(budget.and_then(|budget| apply(observed, budget).ok()?));

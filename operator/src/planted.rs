@@ -28,6 +28,8 @@ pub enum Bug {
     TrustsEvicted,
     /// A member leaves since it has reported that it holds nothing, before it was filled.
     TrustsOldReports,
+    /// The budget lets a pod go with what is in quarantine there.
+    EvictsQuarantined,
     /// The budget stays as it is while the operator removes a member.
     EvictsBesideRemoval,
 }

@@ -2,7 +2,7 @@
 //!
 //! Called by [`plan`](crate::plan). A budget that can never be met keeps a node from being drained for ever, so there is one
 //! only while there is something to protect, and it asks for no more than can be had: it refuses every eviction only while a
-//! member is damaged or leaves, and while the operator itself moves the backups of a node that is drained.
+//! member is damaged or leaves, or a pod keeps what is in quarantine, and while the operator itself moves the backups of a node that is drained.
 //!
 //! A budget that is made stricter refuses evictions from that moment on, although its status lags: the API server evicts nobody
 //! before the disruption controller has observed the newest generation of the budget.
@@ -20,7 +20,8 @@ use crate::server_version::ServerVersion;
 /// How a backup leaves that has to, such as when its node is drained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Not now: a member is damaged, and what it lacks may be at one of the others alone; or one leaves, and rests on the others.
+    /// Not now: a member is damaged, and what it lacks may be at one of the others alone; or a pod keeps what is in quarantine; or a
+    /// member leaves, and rests on the others.
     Never,
     /// Once its successor has its copy: there is a primary to fill one, and a node for it.
     AfterSuccessor,

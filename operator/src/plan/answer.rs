@@ -231,7 +231,7 @@ pub(crate) enum QuarantineEmpty {
     /// {0}: quarantine unknown: {1}
     NoReport(String, NoReport),
     /// {0}. Such copies are not part of the log. They stay until an administrator has examined and released them: see
-    /// TailwindQuarantine
+    /// TailwindQuarantine. Until then no backup is evicted, unless they are on claims
     CopiesKept(String),
 }
 yes!(QuarantineEmpty: QuarantineEmpty::NothingKept, unknown: QuarantineEmpty::NoReport(..));

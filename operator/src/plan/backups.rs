@@ -23,7 +23,7 @@ use tailwind_crds::OnCordon;
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::count::Count;
 use super::group_state::GroupState;
-use super::licence::{claim_licence, is_any_damaged, is_damaged, licence, proves};
+use super::licence::{claim_licence, is_any_damaged, is_any_quarantined, is_damaged, licence, proves};
 use super::placement::{Survey, survey};
 use super::removal::{Advice, Removal, RemovalReason, Replacement};
 use super::rollout::Rollout;
@@ -498,6 +498,7 @@ impl<'a> Planner<'a> {
         let stays = stays && self.alive.iter().any(|backup| backup.node_closed && !backup.leaves_node());
         match () {
             () if is_any_damaged(self.state) && !planted::has(Bug::EvictsBesideDamage) => Exit::Never,
+            () if is_any_quarantined(self.state) && !planted::has(Bug::EvictsQuarantined) => Exit::Never,
             () if self.is_one_leaving() => Exit::Never,
             () if stays => Exit::BeforeSuccessor,
             () if self.held > 0 => Exit::Alone,

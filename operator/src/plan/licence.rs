@@ -298,6 +298,13 @@ pub(crate) fn is_any_damaged(state: &GroupState<'_>) -> bool {
     state.alive().any(|backup| is_damaged(state.observed, backup))
 }
 
+/// Whether a backup keeps copies in quarantine that would go with its pod. They may be the last ones of their records, and which pod
+/// goes, a budget cannot say.
+pub(crate) fn is_any_quarantined(state: &GroupState<'_>) -> bool {
+    let keeps = |backup: &BackupPod| matches!(quarantined(state, backup), Ok(Some(_)));
+    state.alive().any(|backup| !backup.leaves_files() && keeps(backup))
+}
+
 /// Pods that a budget counts although they do not prove that they hold the log: members whose reports cannot be read, or are not
 /// there yet, may be damaged; and what has left the set has nothing that counts.
 pub(crate) fn unproved(state: &GroupState<'_>) -> usize {

@@ -430,6 +430,9 @@ impl World {
                 self.healthy.remove(&name);
                 self.evicted += u32::from(is_member);
                 if budget.is_some() {
+                    let copy = self.copies[&name];
+                    let lost = copy.quarantined > 0 && !copy.silent && !self.has_claim(&name);
+                    assert!(!lost, "an eviction that the budget allows takes what is in quarantine");
                     self.judge(before, "an eviction that the budget allows");
                 }
             }
@@ -765,7 +768,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         at_start.is_member(&pod.name_any())
             && begin.cordoned.iter().enumerate().any(|(n, cordoned)| *cordoned && node == Some(&format!("n{n}")))
     };
-    let is_well = begin.pods.iter().all(|pod| pod.state > 2 && pod.lacks == 0 && !pod.emptied && !pod.silent);
+    let is_well = begin.pods.iter().all(|pod| pod.state > 2 && pod.lacks == 0 && pod.quarantined == 0 && !pod.emptied && !pod.silent);
     let all = at_start.holders().len();
     if begin.lost
         && begin.drained
@@ -831,7 +834,7 @@ fn only_drained(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 12] = [
+    let kinds: [(Bug, Kind); 13] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -844,6 +847,7 @@ fn planted_bugs_are_found() {
             let pods = begin.pods.into_iter().map(silent).collect();
             Begin { pods, drained: true, ..begin }
         }),
+        (Bug::EvictsQuarantined, |begin| Begin { drained: true, ..begin }),
         (Bug::TrustsOldReports, |begin| Begin { late: true, ..begin }),
         (Bug::TrustsEvicted, |begin| only_drained(begin)),
         (Bug::EvictsBesideRemoval, |begin| only_drained(begin)),
