@@ -31,6 +31,8 @@ pub(crate) struct LeaderElector {
     identity: String,
     /// The record of another holder, and since when it has been so.
     seen: Option<(Record, Instant)>,
+    /// When the last renewal was asked for that succeeded.
+    renewed: tokio::time::Instant,
 }
 
 type Record = (Option<String>, Option<MicroTime>);
@@ -47,15 +49,20 @@ enum Holder {
 impl LeaderElector {
     /// Nothing is asked yet. The identity is unique among the replicas, restarted ones included.
     pub(crate) fn new(client: kube::Client, namespace: &str, name: &str, identity: String) -> LeaderElector {
-        LeaderElector { leases: Api::namespaced(client, namespace), name: name.to_owned(), identity, seen: None }
+        let (leases, renewed) = (Api::namespaced(client, namespace), tokio::time::Instant::now());
+        LeaderElector { leases, name: name.to_owned(), identity, seen: None, renewed }
     }
 
     /// Waits until this replica holds the lease.
     pub(crate) async fn acquire(&mut self) {
         info!(lease = self.name, identity = self.identity, "waiting for the lease");
         loop {
+            let asked = tokio::time::Instant::now();
             match timeout(CALL, self.try_hold()).await {
-                Ok(Ok(true)) => break,
+                Ok(Ok(true)) => {
+                    self.renewed = asked;
+                    break;
+                }
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => warn!(lease = self.name, error = format!("{error:#}"), "lease not acquired"),
                 Err(_) => warn!(lease = self.name, "lease not acquired: the API server does not answer"),
@@ -65,21 +72,22 @@ impl LeaderElector {
         info!(lease = self.name, "lease acquired");
     }
 
-    /// Renews for as long as it can. Returns when the lease is lost, and then the process has to end.
+    /// Renews for as long as it can. Returns when the lease is lost, and then the process has to end. It may be dropped and called
+    /// again: the deadline counts from the last renewal.
     pub(crate) async fn keep(&mut self) -> anyhow::Error {
-        let mut renewed = tokio::time::Instant::now();
         loop {
             // Neither a pause nor a call that hangs outlasts the deadline.
+            let renewed = self.renewed;
             let left = |most: Duration| most.min(RENEW_DEADLINE.saturating_sub(renewed.elapsed()));
             sleep(left(RETRY)).await;
             let asked = tokio::time::Instant::now();
             match timeout(left(CALL), self.try_hold()).await {
-                Ok(Ok(true)) => renewed = asked,
+                Ok(Ok(true)) => self.renewed = asked,
                 Ok(Ok(false)) => return anyhow::anyhow!("another replica holds lease {}", self.name),
                 Ok(Err(error)) => warn!(error = format!("{error:#}"), "lease not renewed"),
                 Err(_) => warn!("lease not renewed: the API server does not answer"),
             }
-            if renewed.elapsed() >= RENEW_DEADLINE {
+            if self.renewed.elapsed() >= RENEW_DEADLINE {
                 return anyhow::anyhow!("lease {} could not be renewed for {RENEW_DEADLINE:?}", self.name);
             }
         }
@@ -196,17 +204,27 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_holder_ends_before_anybody_may_take_over() {
-        // A call that never comes back.
-        let client = kube::Client::new(
-            tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
-                std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::io::Error>>()
-            }),
-            "tailwind-system",
-        );
-        let mut elector = LeaderElector { leases: Api::namespaced(client, "tailwind-system"), ..elector() };
+        let mut elector = LeaderElector::new(hanging(), "tailwind-system", "tailwind-operator", "a".to_owned());
         let began = tokio::time::Instant::now();
         let why = elector.keep().await;
         assert_eq!(why.to_string(), "lease tailwind-operator could not be renewed for 10s");
+        assert!(began.elapsed() < DURATION - RETRY, "after {:?}", began.elapsed());
+    }
+
+    /// A client whose calls never come back.
+    fn hanging() -> kube::Client {
+        let hang = |_: axum::http::Request<kube::client::Body>| {
+            std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::io::Error>>()
+        };
+        kube::Client::new(tower::service_fn(hang), "tailwind-system")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_is_not_begun_again_with_another_wait() {
+        let mut elector = LeaderElector::new(hanging(), "tailwind-system", "tailwind-operator", "a".to_owned());
+        let began = tokio::time::Instant::now();
+        assert!(timeout(Duration::from_secs(9), elector.keep()).await.is_err());
+        elector.keep().await;
         assert!(began.elapsed() < DURATION - RETRY, "after {:?}", began.elapsed());
     }
 
