@@ -35,6 +35,8 @@ const UNREADY_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 const HANGING_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 /// A pod that lived for so long did not fail at its start.
 const PROVEN: SignedDuration = SignedDuration::from_mins(10);
+/// A successor should hold the log after so long: 1 TiB at 500 MB/s takes 37 minutes.
+const SUCCESSOR_PATIENCE: SignedDuration = SignedDuration::from_hours(1);
 /// Characters of a container's last line of output that people are shown.
 const LAST_OUTPUT_CHARS_MAX: usize = 400;
 /// A pod that no node took for so long will hardly be taken by one.
@@ -67,11 +69,15 @@ pub(crate) struct BackupPod {
     pub(crate) leave: Option<Leave>,
     /// When it should leave its node, if not yet.
     pub(crate) leaves_at: Option<Timestamp>,
+    /// Since when it should, if that is known.
+    pub(crate) leaves_since: Option<Timestamp>,
     /// A pod that takes its place finds no room on its node, which is cordoned or about to go.
     pub(crate) node_closed: bool,
     /// How many before it failed one after the other.
     pub(crate) attempt: u32,
     pub(crate) created: Timestamp,
+    /// Since when it is in no set, if it is in none.
+    outside_since: Option<Timestamp>,
     /// All of its containers have ended, for good.
     pub(crate) ended: bool,
     /// When its deletion was to be over.
@@ -167,6 +173,12 @@ impl BackupPod {
         self.ends_in_time(now) && self.claim.as_ref().is_some_and(MemberClaim::is_kept)
     }
 
+    /// It should have joined the set by now, if it was to do so from when it was `wanted`.
+    pub(crate) fn is_late(&self, now: Timestamp, wanted: Option<Timestamp>) -> bool {
+        let since = self.outside_since.map(|since| wanted.map_or(since, |wanted| wanted.max(since)));
+        since.is_some_and(|since| now.duration_since(since) > SUCCESSOR_PATIENCE)
+    }
+
     /// What the scheduler says, if it has found no node.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         let words = self.unschedulable.as_ref()?.trim_end_matches('.').to_owned();
@@ -215,10 +227,19 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     let leaves_node = node.and_then(|node| leaves_node(observed, node));
     let grace = SignedDuration::from_secs(observed.group.spec.node_maintenance.grace_seconds.into());
     let leaves_at = node.filter(|_| leaves_node.is_some()).and_then(|node| Some(node.marked_since? + grace));
-    let leaves_at = leaves_at.filter(|at| *at > observed.now);
+    let (leaves_at, leaves_since) =
+        (leaves_at.filter(|at| *at > observed.now), leaves_at.filter(|at| *at <= observed.now));
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
     let ready = is_true(pod, "ContainersReady");
     let attempt = pod.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
+    let gate = condition(pod, GATE_CAUGHT_UP);
+    let has_gate = gate.map(|gate| gate.status == "True");
+    // A member that has been let go may come back at once. Its gate does not say so yet, or says since when.
+    let outside_since = match gate.and_then(|gate| gate.last_transition_time.as_ref()) {
+        _ if member || has_gate == Some(true) => None,
+        Some(since) => Some(since.0.max(created)),
+        None => Some(created),
+    };
     BackupPod {
         uid: pod.uid().unwrap_or_default(),
         health: health(pod, observed.now, member, node_name.as_deref(), node, nodes.is_empty()),
@@ -228,10 +249,12 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         member,
         ready,
         counted: ready && (member || is_true(pod, GATE_CAUGHT_UP) || is_true(pod, "Ready")),
-        gate: condition(pod, GATE_CAUGHT_UP).map(|condition| condition.status == "True"),
+        gate: has_gate,
+        outside_since,
         outdated,
         leave: leaves_node.filter(|_| leaves_at.is_none()),
         leaves_at,
+        leaves_since,
         node_closed: node.is_some_and(|node| is_closed(observed, node)),
         // After one that has worked for a while, the count of attempts starts again at 0.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },

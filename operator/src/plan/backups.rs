@@ -169,7 +169,27 @@ impl<'a> Planner<'a> {
         backup.member && !backup.is_stuck() && !is_damaged(self.observed, backup)
     }
 
-    /// Pods that no node takes, although others may be taken: other pods must take their places.
+    /// Those that may join the set, once they have a node.
+    fn spares(&self) -> impl Iterator<Item = &'a BackupPod> {
+        self.alive.iter().copied().filter(|other| !other.member && !other.is_stuck())
+    }
+
+    /// A spare that has a node and should have joined the set by now, if no other is on its way.
+    fn late_spare(&self) -> Option<&'a BackupPod> {
+        let mut placed = self.spares().filter(|spare| spare.health != Health::Unplaced).peekable();
+        let first = placed.peek().copied();
+        // Before a member had to leave its node nobody was to join in its place.
+        let wanted = self.alive.iter().filter_map(|backup| backup.leaves_since).max();
+        first.filter(|_| placed.all(|spare| spare.is_late(self.observed.now, wanted)))
+    }
+
+    /// Whether a member should leave its node, and its successor does not join.
+    fn is_drain_waiting(&self) -> bool {
+        let leaves = |backup: &&BackupPod| backup.member && backup.leaves_node();
+        self.late_spare().is_some() && self.alive.iter().any(leaves)
+    }
+
+    /// Pods that no node takes, although others may be taken: somebody else has to take their places.
     fn stuck(&self) -> usize {
         self.alive.iter().filter(|backup| backup.is_stuck()).count()
     }
@@ -324,7 +344,7 @@ impl<'a> Planner<'a> {
             Replacement::AfterSuccessor(..) => (true, Some(RemovalReason::Leaves(why.clone()))),
             Replacement::BeforeSuccessor(..) => (false, Some(RemovalReason::LeavesFirst(why.clone()))),
             Replacement::CreatesSuccessor(..) | Replacement::SuccessorCatchesUp(..) => (true, None),
-            Replacement::AfterLeavingMember(..) => (self.alive.len() > self.wanted, None),
+            Replacement::AfterLeavingMember(..) | Replacement::NeverJoins(..) => (self.alive.len() > self.wanted, None),
             _ => (false, None),
         };
         match reason {
@@ -353,7 +373,10 @@ impl<'a> Planner<'a> {
         if !self.has_primary {
             return Replacement::NoPrimary { pod, node, why };
         }
-        let spares: Vec<_> = self.alive.iter().filter(|other| !other.member && !other.is_stuck()).collect();
+        if let Some(late) = self.late_spare() {
+            return Replacement::NeverJoins(pod, why, late.name.clone());
+        }
+        let spares: Vec<_> = self.spares().collect();
         if spares.iter().any(|spare| spare.health != Health::Unplaced) {
             return match self.alive.len() > self.wanted {
                 true => Replacement::SuccessorCatchesUp(pod, why),
@@ -502,6 +525,8 @@ impl<'a> Planner<'a> {
             () if self.is_one_leaving() => Exit::Never,
             () if stays => Exit::BeforeSuccessor,
             () if self.held > 0 => Exit::Alone,
+            // Whoever drains a node does not wait without end for a successor that does not come.
+            () if self.is_drain_waiting() => Exit::BeforeSuccessor,
             () if is_led && (placeable > self.wanted || free > unplaced) => Exit::AfterSuccessor,
             () if unplaced.saturating_sub(too_many) > free => Exit::Alone,
             () => Exit::BeforeSuccessor,

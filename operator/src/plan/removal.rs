@@ -67,6 +67,8 @@ pub(crate) enum Replacement {
     AfterSuccessor(String, Leave),
     /// a successor of {0} is catching up ({1})
     SuccessorCatchesUp(String, Leave),
+    /// {0} should go ({1}), and {2} has not joined the set in an hour: look at the log of {2}. Meanwhile one backup may be evicted
+    NeverJoins(String, Leave, String),
     /// {0} leaves next ({1}), when the others are in the set
     AfterOthersJoin(String, Leave),
     /// {0} leaves next ({1}), when {2} has ended and its node is free
@@ -108,7 +110,8 @@ impl Replacement {
             Replacement::NoPrimary { .. }
             | Replacement::NoNode { .. }
             | Replacement::TooFewCopies { .. }
-            | Replacement::OthersOutsideSet { .. } => true,
+            | Replacement::OthersOutsideSet { .. }
+            | Replacement::NeverJoins(..) => true,
             Replacement::Kept(_, withheld) => !withheld.is_brief(),
             _ => false,
         }

@@ -4,7 +4,6 @@
 //! Called by [`plan`](super), around [`backups`]. That a group has begun stands in its status, which is written before the first
 //! pod is touched: so the next leader knows it. How many may have begun is for [`rollouts`](crate::rollouts) to know.
 
-use jiff::SignedDuration;
 use tailwind_crds::UpdateStrategy;
 
 use super::answer::{Answer, Degraded, Progressing};
@@ -12,9 +11,6 @@ use super::backups::{self, BackupPlan};
 use super::conditions::find;
 use super::group_state::GroupState;
 use super::removal::Replacement;
-
-/// A successor should hold the log after so long: 1 TiB at 500 MB/s takes 37 minutes.
-const SUCCESSOR_PATIENCE: SignedDuration = SignedDuration::from_hours(1);
 
 /// How far the replacement of outdated backups is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,12 +73,11 @@ fn is_stalled(state: &GroupState<'_>, plan: &BackupPlan) -> bool {
     let is_blocked = plan.replacement.as_ref().is_some_and(Replacement::is_blocked);
     let is_refused = said(state, Degraded::CONDITION) == Some("ApiRefused");
     let fails = plan.retry_at.is_some() || plan.creations.iter().any(|successor| successor.attempt > 0);
-    let is_late = |created| state.observed.now.duration_since(created) > SUCCESSOR_PATIENCE;
     let mut successors = state.alive().filter(|backup| !backup.member);
     is_blocked
         || is_refused && !plan.creations.is_empty()
         || fails
-        || successors.any(|successor| successor.attempt > 0 || is_late(successor.created))
+        || successors.any(|successor| successor.attempt > 0 || successor.is_late(state.observed.now, None))
 }
 
 /// Whether it had given its place back when its status was written.
