@@ -342,6 +342,8 @@ impl<'a> Planner<'a> {
         let replacement = self.next_step(member, why.clone());
         let (kept, reason) = match &replacement {
             Replacement::AfterSuccessor(..) => (true, Some(RemovalReason::Leaves(why.clone()))),
+            // Without random bytes there is no name for one, and the next plan has some.
+            Replacement::BeforeSuccessor(..) if self.observed.names.is_empty() => (false, None),
             Replacement::BeforeSuccessor(..) => (false, Some(RemovalReason::LeavesFirst(why.clone()))),
             Replacement::CreatesSuccessor(..) | Replacement::SuccessorCatchesUp(..) => (true, None),
             Replacement::AfterLeavingMember(..) | Replacement::NeverJoins(..) => (self.alive.len() > self.wanted, None),

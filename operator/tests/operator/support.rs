@@ -60,6 +60,9 @@ pub(crate) struct Example {
     nodes: Vec<Node>,
     #[serde(default)]
     certificates: CertificatesAre,
+    /// There are no random bytes for names of pods.
+    #[serde(default)]
+    nameless: bool,
     /// There are no objects yet; an earlier reconcile has made them if not given.
     #[serde(default)]
     bare: bool,
@@ -404,7 +407,7 @@ impl Example {
             nodes: self.nodes.iter().map(node).collect(),
             certificates: certificates(&self.certificates),
             objects: Vec::new(),
-            names: (1..10).map(|n| format!("new0{n}")).collect(),
+            names: (1..10).filter(|_| !self.nameless).map(|n| format!("new0{n}")).collect(),
             positions: None,
             obstacles: self
                 .obstacles
