@@ -68,6 +68,8 @@ struct Begin {
     drained: bool,
     /// Before which action of a plan it does that, and one later in each round.
     between: usize,
+    /// The round in which it begins.
+    drained_from: u32,
     has_primary: bool,
     /// Some admission refuses every pod.
     refuses: bool,
@@ -93,6 +95,17 @@ struct Begin {
     hibernates: Option<u32>,
     /// Outdated pods are from before there were claims.
     unclaimed: bool,
+    /// Claims are to be retained.
+    retains: bool,
+    /// For three rounds from this one on the group is left alone.
+    left_alone: Option<(u32, Why)>,
+}
+
+/// Why a group is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Paused,
+    Invalid,
 }
 
 fn begin() -> impl Strategy<Value = Begin> {
@@ -116,37 +129,47 @@ fn begin() -> impl Strategy<Value = Begin> {
         prop::option::of(1_u8..6),
         prop::collection::vec(pod, 0..7),
         nodes,
-        (any::<bool>(), 0..4_usize),
+        (any::<bool>(), 0..8_usize, prop_oneof![Just(0), 0..6_u32]),
         prop::bool::weighted(0.9),
         (seldom(), seldom(), seldom(), prop::bool::weighted(0.15)),
         (prop::bool::weighted(0.4), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
         (prop::bool::weighted(0.2), prop::option::weighted(0.3, 0..12_u32)),
-        (prop::option::weighted(0.1, 0..8_u32), prop::bool::weighted(0.3)),
+        (
+            prop::option::weighted(0.1, 0..8_u32),
+            prop::bool::weighted(0.3),
+            any::<bool>(),
+            prop::option::weighted(0.2, (0..8_u32, prop_oneof![Just(Why::Paused), Just(Why::Invalid)])),
+        ),
     )
-        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, sleep)| Begin {
-            backups,
-            min_in_sync: min_in_sync.map(|least| least.min(backups)),
-            // A pod that has never run is in no set, unless an earlier pod of its name has run.
-            pods: pods
-                .into_iter()
-                .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
-                .collect(),
-            cordoned,
-            drained: drained.0,
-            between: drained.1,
-            has_primary,
-            refuses: faults.0,
-            fabric_fails: faults.1,
-            forgotten: faults.2,
-            lost: faults.3,
-            claims: disks.0,
-            recreated: disks.1,
-            local: disks.2,
-            lost_node: disks.3,
-            late: restarts.0,
-            restarts: restarts.1,
-            hibernates: sleep.0.filter(|_| disks.0),
-            unclaimed: sleep.1 && disks.0,
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, spec)| {
+            Begin {
+                backups,
+                min_in_sync: min_in_sync.map(|least| least.min(backups)),
+                // Nobody is in a set who has never run, unless an earlier pod of the name has.
+                pods: pods
+                    .into_iter()
+                    .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
+                    .collect(),
+                cordoned,
+                drained: drained.0,
+                between: drained.1,
+                drained_from: drained.2,
+                has_primary,
+                refuses: faults.0,
+                fabric_fails: faults.1,
+                forgotten: faults.2,
+                lost: faults.3,
+                claims: disks.0,
+                recreated: disks.1,
+                local: disks.2,
+                lost_node: disks.3,
+                late: restarts.0,
+                restarts: restarts.1,
+                hibernates: spec.0.filter(|_| disks.0),
+                unclaimed: spec.1 && disks.0,
+                retains: spec.2 && disks.0,
+                left_alone: spec.3,
+            }
         })
 }
 
@@ -159,6 +182,9 @@ struct World {
     refuses: bool,
     fabric_fails: bool,
     claims: bool,
+    retains: bool,
+    /// It is paused or invalid.
+    left_alone: bool,
     /// Nodes that are gone for a while.
     absent: Vec<NodeFacts>,
     /// Where disks are that are on one node.
@@ -184,7 +210,8 @@ impl World {
         }
         if begin.claims {
             spec["durability"] = json!("Flushed");
-            spec["flushVolume"] = json!({"claim": {"size": "20Gi"}});
+            let when_removed = if begin.retains { "Retain" } else { "Delete" };
+            spec["flushVolume"] = json!({"claim": {"size": "20Gi", "whenRemoved": when_removed}});
             spec["hibernate"] = json!(begin.hibernates.is_some());
         }
         let members: Vec<String> = begin
@@ -256,6 +283,8 @@ impl World {
             refuses: begin.refuses,
             fabric_fails: begin.fabric_fails,
             claims: begin.claims,
+            retains: begin.retains,
+            left_alone: false,
             absent: Vec::new(),
             disks: (begin.claims && begin.local).then(BTreeMap::new),
             stranded: false,
@@ -467,6 +496,15 @@ impl World {
         plan(&self.observed)
     }
 
+    /// The group is left alone from here on, or no longer.
+    fn leave_alone(&mut self, begin: &Begin, round: u32) {
+        let why = begin.left_alone.filter(|(from, _)| (*from..from + 3).contains(&round)).map(|(_, why)| why);
+        let spec = &mut self.observed.group.spec;
+        spec.paused = why == Some(Why::Paused);
+        spec.min_in_sync = if why == Some(Why::Invalid) { Some(begin.backups + 1) } else { begin.min_in_sync };
+        self.left_alone = why.is_some();
+    }
+
     /// What must hold of every plan.
     fn check(&self, plan: &Plan) {
         let holders = self.holders();
@@ -507,6 +545,11 @@ impl World {
                 && (has_failed(pod) || pod.metadata.deletion_timestamp.is_some())
         });
         assert!(failed_member.is_none(), "a dead member was removed before the set had let it go");
+        if self.left_alone {
+            let moves = |action: &Action| matches!(action, Action::Create(_) | Action::Delete(_) | Action::Claim(_));
+            assert!(!plan.actions.iter().any(moves), "a group that is left alone is changed");
+            return;
+        }
         let wanted = plan.status.members_wanted.unwrap();
         let spec = self.observed.group.spec.backups;
         assert!(wanted >= spec && wanted <= (spec + 1).min(8), "{wanted} members wanted");
@@ -520,13 +563,14 @@ impl World {
     }
 
     /// Does what the plan says, and then what kubelets, the scheduler and the primary do. Who drains nodes evicts pods before the
-    /// action of this number, when the disruption controller has not seen the actions before it; and when all are done.
-    fn turn(&mut self, plan: Plan, drained: Option<usize>) {
+    /// action of the number `between`, when the disruption controller has not seen the actions before it; and when all are done.
+    fn turn(&mut self, plan: Plan, drained: bool, between: usize) {
         let refused = self.refuses && plan.actions.iter().any(|action| matches!(action, Action::Create(_)));
         let seen = self.observed.clone();
         self.count_healthy();
+        let after_all = between == plan.actions.len();
         for (number, action) in plan.actions.into_iter().enumerate() {
-            if drained == Some(number) {
+            if drained && between == number {
                 self.evict();
             }
             match action {
@@ -552,6 +596,7 @@ impl World {
                             .retain(|owned| owned.kind != Kind::Claim || owned.object.name_any() != name);
                     }
                     let retained = removal.claim.as_ref().is_some_and(|step| step.end == ClaimEnd::Retain);
+                    assert!(!self.retains || ends.is_none() || retained, "a claim that is to be retained is deleted");
                     let stays = retained || self.has_claim(&removal.name);
                     assert!(stays || self.copies[&removal.name].quarantined == 0, "what is in quarantine stays");
                     let mut pods = self.observed.backups.iter_mut();
@@ -580,7 +625,10 @@ impl World {
                 _ => {}
             }
         }
-        if drained.is_some() {
+        if drained && after_all {
+            self.evict();
+        }
+        if drained {
             self.count_healthy();
             self.evict();
         }
@@ -608,7 +656,8 @@ impl World {
         }
         let floor = self.floor();
         let holders = self.holders();
-        let wanted = usize::from(self.observed.group.status.as_ref().unwrap().members_wanted.unwrap());
+        let status = self.observed.group.status.as_ref().unwrap();
+        let wanted = usize::from(status.members_wanted.unwrap_or(self.observed.group.spec.backups));
         let ready: Vec<String> = self
             .observed
             .backups
@@ -699,7 +748,9 @@ fn gate(pod: &mut serde_json::Value, caught_up: bool) {
     let status = if caught_up { "True" } else { "False" };
     let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let others = conditions.into_iter().filter(|condition| condition["type"] != GATE_CAUGHT_UP);
-    pod["status"]["conditions"] = others.chain([json!({"type": GATE_CAUGHT_UP, "status": status})]).collect();
+    // As if it had become so when the world began.
+    let gate = json!({"type": GATE_CAUGHT_UP, "status": status, "lastTransitionTime": NOW});
+    pod["status"]["conditions"] = others.chain([gate]).collect();
 }
 
 /// As budgets count: ready and in the set.
@@ -726,9 +777,14 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     let mut world = World::new(begin);
     let wanted = usize::from(begin.backups);
     let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
-    // Then a successor is always filled before a backup leaves, no matter who drains the node.
-    let always_whole =
-        !begin.recreated && begin.has_primary && !begin.lost && begin.hibernates.is_none() && free > wanted && world.holders().len() >= wanted;
+    // Then a successor is always filled before anybody leaves, whoever it is that drains.
+    let always_whole = !begin.recreated
+        && begin.has_primary
+        && !begin.lost
+        && begin.left_alone.is_none()
+        && begin.hibernates.is_none()
+        && free > wanted
+        && world.holders().len() >= wanted;
     let mut quiet = 0;
     for round in 0.. {
         prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
@@ -737,13 +793,15 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         if begin.hibernates == Some(round) {
             world.observed.app.clear();
         }
+        world.leave_alone(begin, round);
         let plan = world.plan();
         world.check(&plan);
         let acted = plan.actions.iter().any(|action| {
             matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_) | Action::Claim(_))
         });
-        let between = (round as usize + begin.between) % (plan.actions.len() + 1);
-        world.turn(plan, begin.drained.then_some(between));
+        // In the first round there is no budget yet.
+        let between = if round == 0 { usize::MAX } else { (round as usize + begin.between) % (plan.actions.len() + 1) };
+        world.turn(plan, begin.drained && round >= begin.drained_from, between);
         if begin.recreated {
             world.recreate(round, begin.lost_node);
         }
@@ -751,7 +809,9 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
         let more_happens = begin.recreated && round < 8
             || begin.restarts.is_some_and(|at| round <= at)
-            || begin.hibernates.is_some_and(|at| round <= at);
+            || begin.hibernates.is_some_and(|at| round <= at)
+            || begin.drained && round <= begin.drained_from
+            || begin.left_alone.is_some_and(|(from, _)| round <= from + 3);
         quiet = if acted || more_happens || world.observed.group.status != before { 0 } else { quiet + 1 };
         // Longer than any patience that is measured in rounds of a minute. What is refused is retried without end.
         if quiet > 6 || begin.refuses && round > 40 {
@@ -768,7 +828,10 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         at_start.is_member(&pod.name_any())
             && begin.cordoned.iter().enumerate().any(|(n, cordoned)| *cordoned && node == Some(&format!("n{n}")))
     };
-    let is_well = begin.pods.iter().all(|pod| pod.state > 2 && pod.lacks == 0 && pod.quarantined == 0 && !pod.emptied && !pod.silent);
+    let is_well = begin
+        .pods
+        .iter()
+        .all(|pod| pod.state > 2 && pod.lacks == 0 && pod.quarantined == 0 && !pod.emptied && !pod.silent);
     let all = at_start.holders().len();
     if begin.lost
         && begin.drained
@@ -829,6 +892,38 @@ fn only_drained(begin: Begin) -> Begin {
     Begin { pods, drained: true, refuses: false, fabric_fails: false, forgotten: false, recreated: false, ..begin }
 }
 
+/// Worlds in which three members that are well are replaced, where no node is free: one leaves first.
+fn rolling(begin: Begin) -> Begin {
+    let well = Start { member: true, old: true, state: 3, lacks: 0, quarantined: 0, emptied: false, silent: false };
+    Begin {
+        backups: 3,
+        min_in_sync: Some(2),
+        pods: vec![well; 3],
+        cordoned: vec![false; 3],
+        has_primary: true,
+        lost: false,
+        claims: false,
+        restarts: None,
+        late: false,
+        hibernates: None,
+        left_alone: None,
+        ..only_drained(begin)
+    }
+}
+
+/// The same, and the node of the one that leaves next is drained meanwhile.
+fn rolling_and_drained(begin: Begin) -> Begin {
+    Begin { cordoned: vec![false, true, false], drained_from: 1, ..rolling(begin) }
+}
+
+/// The first one has lost its memory and is filled before its report comes, and the others are damaged.
+fn rolling_and_late(begin: Begin) -> Begin {
+    let mut begin = Begin { late: true, drained: false, ..rolling(begin) };
+    begin.pods[0].emptied = true;
+    (begin.pods[1].lacks, begin.pods[2].lacks) = (0b0011, 0b1100);
+    begin
+}
+
 /// Each planted bug must be found, within so many worlds of its kind. They are the same at each run.
 #[test]
 fn planted_bugs_are_found() {
@@ -848,9 +943,9 @@ fn planted_bugs_are_found() {
             Begin { pods, drained: true, ..begin }
         }),
         (Bug::EvictsQuarantined, |begin| Begin { drained: true, ..begin }),
-        (Bug::TrustsOldReports, |begin| Begin { late: true, ..begin }),
-        (Bug::TrustsEvicted, |begin| only_drained(begin)),
-        (Bug::EvictsBesideRemoval, |begin| only_drained(begin)),
+        (Bug::TrustsOldReports, rolling_and_late),
+        (Bug::TrustsEvicted, rolling_and_drained),
+        (Bug::EvictsBesideRemoval, rolling_and_drained),
         (Bug::HibernatesUnclaimed, |begin| Begin { claims: true, hibernates: Some(0), unclaimed: true, ..begin }),
     ];
     for (bug, kind) in kinds {
