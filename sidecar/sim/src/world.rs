@@ -593,9 +593,10 @@ impl World {
     fn check_outage(&mut self) {
         let config = self.store.content().cloned();
         let Some(config) = config else { broken("Liveness", "the group never started".to_owned()) };
+        // One that lies may be as good as one that is lost.
         let present = config.members.iter().filter(|member| {
             let host = &self.hosts[self.host_of(&member.id).0];
-            host.boot == member.boot
+            host.boot == member.boot && !self.is_liar(&member.id)
         });
         let present = present.count();
         let needed = usize::from(self.plan.min_in_sync).min(config.members.len());

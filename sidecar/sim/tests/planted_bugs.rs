@@ -85,7 +85,7 @@ hunts! {
     any_line_is_new AnyLineIsNew after 18;
     beats_in_every_role BeatsInEveryRole after 52;
     one_trim_is_enough OneTrimIsEnough after 72;
-    later_epoch_is_believed LaterEpochIsBelieved after 82 lying LaterEpoch;
+    later_epoch_is_believed LaterEpochIsBelieved after 97 lying LaterEpoch;
     put_back_is_believed PutBackIsBelieved after 53;
     word_is_latched WordIsLatched after 91;
     spare_is_believed SpareIsBelieved after 68;
