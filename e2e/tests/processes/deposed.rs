@@ -21,11 +21,12 @@ const NOW: u64 = 25;
 /// What a request asks, and what of its answer is false; `None` if nothing is.
 type Question = (&'static str, fn(&mut Client) -> Option<String>);
 
-const QUESTIONS: [Question; 6] = [
+const QUESTIONS: [Question; 7] = [
     ("follow from the next", |client| false_follow(client, NOW + 1)),
     ("follow from what was the next", |client| false_follow(client, KNOWN + 1)),
     ("read from the next", |client| false_read(client, NOW + 1, false)),
     ("read anywhere from the next", |client| false_read(client, NOW + 1, true)),
+    ("trim up to the next", |client| client.trim(Lsn(NOW + 1)).err().as_ref().and_then(beyond_end)),
     ("read all", |client| false_read(client, 1, false)),
     ("sync", |client| client.sync().ok().filter(|last| last.0 < NOW).map(|last| format!("synced up to {last}"))),
 ];

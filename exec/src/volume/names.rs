@@ -114,7 +114,7 @@ impl Volume {
     }
 
     fn list_all(&mut self) -> Result<(), Refusal> {
-        info!("lists the volume anew and compares all of it");
+        info!("lists the volume again and compares all of it");
         self.tree.forget_entries();
         self.files.values_mut().for_each(File::suspect);
         // The root's own mode is not kept.

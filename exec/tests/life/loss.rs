@@ -60,7 +60,7 @@ fn records_of_somebody_else_are_a_loss() {
     let running = start(&place, &sidecar, &[], WRITER);
     sidecar.append_of_another();
     check_end(&place, running);
-    assert!(place.read("stderr").contains("the log has records of somebody else"));
+    assert!(place.read("stderr").contains("the log has records of another writer"));
 }
 
 #[test]

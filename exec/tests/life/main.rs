@@ -42,7 +42,7 @@ const LOST: i32 = 75;
 /// The exit code of a program that has killed itself, so that nothing is captured at its end.
 const KILLED: Option<i32> = Some(128 + 9);
 /// For what takes milliseconds on an idle machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A folder for one test: the volume, what the program says, the log of `tailwind-exec`.
 struct Place {

@@ -212,7 +212,7 @@ impl World {
 fn open_records(lead: &Lead, next: Lsn, acked: Lsn) -> Vec<(Lsn, Vec<u8>)> {
     let mut records = Vec::new();
     for (identity, published) in lead.memory.values() {
-        let bytes = published.whole(identity);
+        let bytes = published.bytes();
         let Ok(mut scanner) = Scanner::new(&bytes, identity) else { continue };
         while let Ok(append) = scanner.next_append() {
             let wanted = append.records().filter(|record| record.lsn >= next && record.lsn <= acked);

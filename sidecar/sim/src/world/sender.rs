@@ -4,7 +4,7 @@
 //! A sender may have room for a few requests only, keep lines of a board until something else is posted, report completions
 //! bit by bit, and fail at a post: in some seeds each of these, in others none ([`Sending`]).
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,31 +24,29 @@ use crate::tally::Fault;
 #[derive(Debug)]
 pub(crate) struct SimFabric;
 
-/// What is published of a segment's memory.
-#[derive(Clone, Debug, Default)]
+/// A segment's memory, as far as it is published; zeros follow.
+#[derive(Clone, Debug)]
 pub(crate) struct Published(Rc<RefCell<Vec<u8>>>);
 
 /// The writing side of a segment's memory.
 #[derive(Debug)]
 pub(crate) struct SegmentMemory {
     bytes: Vec<u8>,
+    end: usize,
     published: Published,
 }
 
 impl SegmentMemory {
     pub(super) fn new(identity: &SegmentIdentity) -> (SegmentMemory, Published) {
-        let published = Published::default();
         let bytes = vec![0; identity.size.bytes() as usize];
-        (SegmentMemory { bytes, published: published.clone() }, published)
+        let published = Published(Rc::new(RefCell::new(bytes.clone())));
+        (SegmentMemory { bytes, end: 0, published: published.clone() }, published)
     }
 }
 
 impl Published {
-    /// The bytes, followed by zeros.
-    pub(super) fn whole(&self, identity: &SegmentIdentity) -> Vec<u8> {
-        let mut bytes = self.0.borrow().clone();
-        bytes.resize(identity.size.bytes() as usize, 0);
-        bytes
+    pub(super) fn bytes(&self) -> Ref<'_, Vec<u8>> {
+        self.0.borrow()
     }
 
     fn range(&self, range: &Range<u32>) -> Rc<[u8]> {
@@ -64,14 +62,13 @@ impl Fabric for SimFabric {
     type Channel = Sender;
 
     fn tail(memory: &mut SegmentMemory) -> &mut [u8] {
-        let from = memory.published.0.borrow().len();
-        &mut memory.bytes[from..]
+        &mut memory.bytes[memory.end..]
     }
 
     fn publish(memory: &mut SegmentMemory, count: u32) {
-        let mut published = memory.published.0.borrow_mut();
-        let from = published.len();
-        published.extend_from_slice(&memory.bytes[from..from + count as usize]);
+        let fresh = memory.end..memory.end + count as usize;
+        memory.end = fresh.end;
+        memory.published.0.borrow_mut()[fresh.clone()].copy_from_slice(&memory.bytes[fresh]);
     }
 }
 
