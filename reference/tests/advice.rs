@@ -264,5 +264,5 @@ fn a_shells_text_is_cut_into_commands() {
         words.contains(&vec!["do", "PATH=x", "tailwind-sidecar", "backup", "--name", "b$n", "--pool", "a b"]),
         "{words:?}"
     );
-    assert!(words.contains(&vec!["wc", "-l"]) && !text.is_empty());
+    assert!(words.contains(&vec!["wc", "-l"]), "{words:?}");
 }
