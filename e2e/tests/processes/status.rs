@@ -40,6 +40,16 @@ fn wait_for_line(group: &Group, index: usize, begins: &str, code: i32) -> String
     found.unwrap_or_else(|error| panic!("{error:#}; last: {:?}", status(group, index)))
 }
 
+/// A program with a terminal of its own, which goes with the test.
+struct Terminal(Child);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// What a process writes, as it comes.
 struct Output {
     pieces: Receiver<String>,
@@ -306,19 +316,19 @@ fn top_draws_the_group_until_somebody_quits() {
         "/dev/null",
     ]);
     script.env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut top = script.spawn().unwrap();
-    let mut output = Output::of(&mut top);
+    let mut top = Terminal(script.spawn().unwrap());
+    let mut output = Output::of(&mut top.0);
     output.wait_for("\x1b[?1049h");
     let mut screen = Grid::default();
     let well = ["OK 3 of 3 copies, standby ready", "sidecar0  primary", "backup2", " what happened ", " q quits "];
     screen.wait_for(&mut output, |screen| well.iter().all(|text| screen.contains(text)));
     group.kill_backup(1).unwrap();
-    screen.wait_for(&mut output, |screen| screen.contains("DEGRADED 2 of 3") && screen.contains("backup1 lost: "));
+    screen.wait_for(&mut output, |screen| screen.contains("DEGRADED 2 of 3") && screen.contains(" s  backup1 lost"));
     group.kill_sidecar(0).unwrap();
     screen.wait_for(&mut output, |screen| screen.contains("sidecar1 is primary in epoch 2"));
-    top.stdin.as_mut().unwrap().write_all(b"q").unwrap();
+    top.0.stdin.as_mut().unwrap().write_all(b"q").unwrap();
     output.wait_for("\x1b[?1049l");
-    assert!(top.wait().unwrap().success());
+    assert!(top.0.wait().unwrap().success());
     group.check_logs(&OUTAGE).unwrap();
 }
 
