@@ -1,4 +1,5 @@
 //! A primary's log over a fabric that does what a test tells it.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
