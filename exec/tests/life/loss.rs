@@ -36,30 +36,28 @@ pub(crate) fn check_end(place: &Place, mut running: Running) {
 
 #[test]
 fn a_lost_role_kills_every_process() {
+    let place = end_after(Sidecar::lose_role);
+    assert!(!place.read("stdout").contains("refused"), "nobody has answered");
+}
+
+/// Waits for the end of a writer after its sidecar has done this.
+fn end_after(loss: impl FnOnce(&Sidecar)) -> Place {
     let place = Place::new();
     let sidecar = Sidecar::start(place.path());
     let running = start(&place, &sidecar, &[], WRITER);
-    sidecar.lose_role();
+    loss(&sidecar);
     check_end(&place, running);
-    assert!(!place.read("stdout").contains("refused"), "nobody has answered");
+    place
 }
 
 #[test]
 fn a_dead_sidecar_is_a_loss() {
-    let place = Place::new();
-    let sidecar = Sidecar::start(place.path());
-    let running = start(&place, &sidecar, &[], WRITER);
-    sidecar.hang_up();
-    check_end(&place, running);
+    end_after(Sidecar::hang_up);
 }
 
 #[test]
-fn records_of_somebody_else_are_a_loss() {
-    let place = Place::new();
-    let sidecar = Sidecar::start(place.path());
-    let running = start(&place, &sidecar, &[], WRITER);
-    sidecar.append_of_another();
-    check_end(&place, running);
+fn records_of_another_writer_are_a_loss() {
+    let place = end_after(Sidecar::append_of_another);
     assert!(place.read("stderr").contains("the log has records of another writer"));
 }
 

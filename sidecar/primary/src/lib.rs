@@ -18,4 +18,3 @@ mod waits;
 pub use fabric::{Channel, Fabric};
 pub use log::{Listener, Moment, PrimaryLog, Proof, Turned};
 pub use segments::Placed;
-pub use waits::{APPENDS_MAX, QUESTIONS_MAX, SYNCS_MAX};

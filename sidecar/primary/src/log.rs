@@ -91,7 +91,7 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             active: None,
             segments: VecDeque::with_capacity(SEGMENTS_MAX),
             members: [const { None }; MEMBERS_MAX],
-            waits: Waits::new(APPENDS_MAX),
+            waits: Waits::new(),
             lines_due: None,
             outputs: Vec::with_capacity(OUTPUTS),
             failures: Vec::new(),

@@ -11,11 +11,11 @@ use tailwind_protocol::primary::Post;
 use crate::segments::Placed;
 
 /// Appends that may wait for their ack; room for them is allocated at the start.
-pub const APPENDS_MAX: usize = 64 << 10;
+pub(crate) const APPENDS_MAX: usize = 64 << 10;
 /// Questions that may wait.
-pub const QUESTIONS_MAX: usize = 64;
+pub(crate) const QUESTIONS_MAX: usize = 64;
 /// Syncs that may wait.
-pub const SYNCS_MAX: usize = 64;
+pub(crate) const SYNCS_MAX: usize = 64;
 
 /// An append that waits for its ack.
 #[derive(Debug)]
@@ -51,9 +51,9 @@ pub(crate) struct Waits<A, Q> {
 }
 
 impl<A, Q> Waits<A, Q> {
-    pub(crate) fn new(appends_max: usize) -> Waits<A, Q> {
+    pub(crate) fn new() -> Waits<A, Q> {
         Waits {
-            appends: VecDeque::with_capacity(appends_max),
+            appends: VecDeque::with_capacity(APPENDS_MAX),
             questions: Vec::with_capacity(QUESTIONS_MAX),
             syncs: Vec::with_capacity(SYNCS_MAX),
             proved: 0,

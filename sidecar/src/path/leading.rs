@@ -129,7 +129,7 @@ impl Leading {
         let replication = &mut self.replication_times;
         let trims = &mut self.trims;
         let turned = self.log.turn(moment, &mut Answers { clients, counters, replication, trims, epoch });
-        while let Some(trim) = self.trims.pop() {
+        for trim in std::mem::take(&mut self.trims) {
             self.answer_trim(trim, moment.now, clients, counters);
         }
         if moment.ticks {

@@ -2,7 +2,7 @@
 //!
 //! Its buffer is lent and closed by its own daemon, whose requests are asked here; the bytes come by a one-sided read out of the
 //! source's memory, or from its process, and are written piece by piece. The source may die, freeze, rot or be cut off
-//! meanwhile, the buffer may be taken back, and the caller may give up: then the pull ends, sooner or later.
+//! during the pull, the buffer may be taken back, and the caller may give up: then the pull ends, sooner or later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
