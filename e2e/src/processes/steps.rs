@@ -27,9 +27,15 @@ pub const OUTAGE: [&str; 9] = [
     "it closed the connection",
 ];
 
-/// A client of the primary.
+/// A client of the primary. One that steps down as it is asked is not waited for: the next primary may be another.
 pub fn primary(group: &Group) -> Result<Client> {
-    group.client(group.wait_for_primary()?, true)
+    let give_up = Instant::now() + TIMEOUT;
+    loop {
+        match group.client(group.wait_for_primary()?, false) {
+            Err(error) if is_outage(&error) && Instant::now() < give_up => {}
+            result => return result,
+        }
+    }
 }
 
 /// Waits until a sidecar is a standby and knows the primary.
