@@ -70,6 +70,8 @@ pub enum Call {
     },
     /// `link`, `linkat`: a file may have several names from now on.
     Link,
+    /// `renameat2` with `RENAME_EXCHANGE`: two names may change places from now on.
+    Exchange,
     /// `mmap`, shared, of a file: stores may change it from now on, without any call.
     Map(Descriptor),
 }

@@ -44,6 +44,8 @@ pub enum Bug {
     NameBeforeBytes,
     /// A queue that was full counts as one that was not.
     OverflowIgnored,
+    /// Two names that change places look like two renames.
+    ExchangeForgotten,
 }
 
 impl Bug {
@@ -68,6 +70,7 @@ impl Bug {
         Bug::TrimmedBeforeCopied,
         Bug::NameBeforeBytes,
         Bug::OverflowIgnored,
+        Bug::ExchangeForgotten,
     ];
 
     /// As the environment names it.
@@ -92,6 +95,7 @@ impl Bug {
             Bug::TrimmedBeforeCopied => "trimmed-before-copied",
             Bug::NameBeforeBytes => "name-before-bytes",
             Bug::OverflowIgnored => "overflow-ignored",
+            Bug::ExchangeForgotten => "exchange-forgotten",
         }
     }
 }

@@ -38,10 +38,6 @@ use proc::{Identity, Infos};
 use tree::Tree;
 use watch::Watch;
 
-/// Looks at the queue of events before the names are taken as they are: a program that renames without end must not hold up a
-/// sync indefinitely.
-const SETTLE_ROUNDS: usize = 1000;
-
 pub(crate) use proc::descendants;
 
 /// What a volume may have.
@@ -112,6 +108,8 @@ pub struct Volume {
     watch: Watch,
     tree: Tree,
     directories: HashMap<Number, OwnedFd>,
+    /// Directories whose names are not known since events were lost.
+    unlisted: BTreeSet<Number>,
     files: HashMap<Number, File>,
     /// Each inode that a number stands for.
     inodes: HashMap<u64, Number>,
@@ -168,6 +166,7 @@ impl Volume {
             comparison,
             next: image.next(),
             directories: HashMap::new(),
+            unlisted: BTreeSet::new(),
             image: Image::default(),
             copying: None,
             compared: tally::Compared::default(),
@@ -221,7 +220,8 @@ impl Volume {
             if let Some(node) = self.image.node(*number).filter(|_| *number != Number::ROOT) {
                 fs::chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), mode(node))?;
                 // Of nobody but this.
-                self.watch.drain(|_| ())?;
+                self.watch.read()?;
+                self.watch.take();
             }
         }
         Ok(())
@@ -324,6 +324,7 @@ impl Volume {
                     let before = self.infos.get(thread.0, descriptor.0);
                     let is_shared = before.is_none_or(|info| info.writable) && !proc::is_alone(thread);
                     let shared = is_shared.then(|| before.map_or(0, |info| info.position));
+                    self.settle()?;
                     self.advance(number)?;
                     if let Some(file) = self.files.get_mut(&number) {
                         file.writers.step_back(thread, target.unwrap_or(0), shared);
@@ -349,6 +350,8 @@ impl Volume {
                 }
             }
             Call::Link => self.tree.linked(),
+            Call::Exchange if planted::has(Bug::ExchangeForgotten) => {}
+            Call::Exchange => self.tree.exchanging(),
         }
         Ok(())
     }

@@ -336,10 +336,16 @@ pub const RULES: &[Rule] = &[
         cases: ALWAYS,
         outcome: Outcome::Refuse(Errno::PERM),
     },
-    // Names: all but this is seen by inotify.
+    // Names: inotify sees all but this.
     #[cfg(target_arch = "x86_64")]
     Rule { calls: calls![SYS_link], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::Link) },
     Rule { calls: calls![SYS_linkat], when: "", cases: ALWAYS, outcome: Outcome::Stop(|_| Call::Link) },
+    Rule {
+        calls: calls![SYS_renameat2],
+        when: "RENAME_EXCHANGE",
+        cases: &[&[any_of(4, RENAME_EXCHANGE)]],
+        outcome: Outcome::Stop(|_| Call::Exchange),
+    },
     // Positions and descriptors.
     Rule {
         calls: calls![SYS_lseek],

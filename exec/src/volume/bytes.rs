@@ -21,9 +21,8 @@ const LOOKS: usize = 16;
 const COMPARISONS: usize = 16;
 
 impl Volume {
-    /// Reads the positions of a file's writers.
+    /// Reads the positions of a file's writers. The names are settled.
     pub(super) fn advance(&mut self, number: Number) -> Result<(), Refusal> {
-        self.settle()?;
         let any_duplicates = |effects: &Effects| effects.all().any(|effect| effect.duplicates);
         if any_duplicates(&self.effects) {
             // Each sync would walk through /proc for the child of a shell that has long gone.
@@ -74,9 +73,12 @@ impl Volume {
 
     /// Takes what the log does not have of a file.
     pub fn capture(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        if let Some(fault) = &self.fault {
-            return Err(Refusal::Lost(fault.clone()));
-        }
+        self.settle()?;
+        self.capture_settled(number, records)
+    }
+
+    /// The same, and the names stay as they are.
+    pub(super) fn capture_settled(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
         self.advance(number)?;
         self.compare(number, records)
     }

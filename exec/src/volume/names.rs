@@ -1,6 +1,5 @@
 //! Names: follows inotify, and looks at what its events leave open.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use super::files::File;
 use super::proc::{self, Identity};
 use super::tree::{At, Entry, Note};
 use super::watch::Event;
-use super::{Known, Refusal, SETTLE_ROUNDS, Volume, hold, reopen};
+use super::{Known, Refusal, Volume, hold, reopen};
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{Kind, Name, Number};
@@ -21,60 +20,83 @@ use crate::record::{Kind, Name, Number};
 /// The second event of a rename follows the first one at once, unless the thread between them has to wait for a processor.
 const RENAME_TIME: Duration = Duration::from_secs(1);
 
+/// A look takes microseconds, and each is repeated whose name has changed in between. A program that makes and moves the same
+/// names in a loop pauses for that long now and then, if only because a processor is another's.
+const SETTLE_TIME: Duration = Duration::from_secs(30);
+
 impl Volume {
-    /// Follows the queue of events until it is empty and each name is known. An event that was taken does not come again, so
-    /// whatever goes wrong here is for good.
+    /// Follows the queue of events until the names are all known, and those of one moment. An event that was taken does not come
+    /// again, so whatever goes wrong here is for good.
     pub(super) fn settle(&mut self) -> Result<(), Refusal> {
         self.or_lose(Volume::follow_events)
     }
 
     fn follow_events(&mut self) -> Result<(), Refusal> {
-        for _ in 0..SETTLE_ROUNDS {
-            let any = self.drain()?;
-            let unsure = self.tree.take_unsure();
-            if !any && unsure.is_empty() {
+        let began = Instant::now();
+        let mut floating = None;
+        self.watch.read()?;
+        loop {
+            self.follow_read()?;
+            self.look_at_unsure()?;
+            if !self.tree.is_floating() {
+                floating = None;
+            } else if floating.get_or_insert_with(Instant::now).elapsed() < RENAME_TIME {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                self.leave_floating()?;
+                floating = None;
+            }
+            if !self.tree.is_ahead() && floating.is_none() {
                 break;
             }
-            for at in unsure {
-                self.look(at)?;
+            self.watch.read()?;
+            let contradicts = |event: &Event| match event {
+                Event::At(at, what) => self.tree.contradicts(at, *what),
+                Event::Overflow | Event::Unmounted => true,
+            };
+            if floating.is_none() && !self.watch.events().iter().any(contradicts) {
+                break;
             }
-        }
-        if self.tree.is_floating() {
-            self.wait_for_renames()?;
+            if began.elapsed() > SETTLE_TIME {
+                let why = format!("for {SETTLE_TIME:?} names were made and moved faster than they can be looked at");
+                return Err(self.lose(why));
+            }
         }
         self.leaving.extend(self.tree.take_nameless());
         self.forget_gone();
         Ok(())
     }
 
-    fn drain(&mut self) -> Result<bool, Refusal> {
-        let mut notes = Vec::new();
-        let (mut lost, mut unmounted) = (false, false);
-        let tree = &mut self.tree;
-        let any = self.watch.drain(|event| match event {
-            Event::At(at, what) => notes.extend(tree.follow(at, what)),
-            Event::Overflow => lost = !planted::has(Bug::OverflowIgnored),
-            Event::Unmounted => unmounted = true,
-        })?;
-        if unmounted {
-            return Err(self.lose("the volume was unmounted".into()));
-        }
-        for note in notes {
-            match note {
-                Note::Opened(_) if planted::has(Bug::OpenForgotten) => {}
-                Note::Opened(number) => self.opened(number),
-                Note::Closed(_) if planted::has(Bug::CloseForgotten) => {}
-                Note::Closed(number) => self.with(number, |file| file.doubts.add(Ranges::WHOLE)),
-                Note::Moved(number) => self.with(number, |file| file.moved = true),
-                Note::Ragged(number) => self.with(number, |file| file.ragged = true),
-                Note::Attributes(number) => drop(self.modes.insert(number)),
-                Note::Lost => lost = true,
+    /// Follows the events that have been read.
+    fn follow_read(&mut self) -> Result<(), Refusal> {
+        let mut lost = false;
+        for event in self.watch.take() {
+            let (at, what) = match event {
+                Event::At(at, what) => (at, what),
+                Event::Overflow => {
+                    lost |= !planted::has(Bug::OverflowIgnored);
+                    continue;
+                }
+                Event::Unmounted => return Err(self.lose("the volume was unmounted".into())),
+            };
+            for note in self.tree.follow(at, what) {
+                match note {
+                    Note::Opened(_) if planted::has(Bug::OpenForgotten) => {}
+                    Note::Opened(number) => self.opened(number),
+                    Note::Closed(_) if planted::has(Bug::CloseForgotten) => {}
+                    Note::Closed(number) => self.with(number, |file| file.doubts.add(Ranges::WHOLE)),
+                    Note::Moved(number) => self.with(number, |file| file.moved = true),
+                    Note::Ragged(number) => self.with(number, |file| file.ragged = true),
+                    Note::Attributes(number) => drop(self.modes.insert(number)),
+                    Note::Lost => lost = true,
+                }
             }
         }
+        self.tree.followed();
         if lost {
             self.list_all()?;
         }
-        Ok(any)
+        Ok(())
     }
 
     pub(super) fn with(&mut self, number: Number, change: impl FnOnce(&mut File)) {
@@ -90,16 +112,8 @@ impl Volume {
         self.with(number, File::suspect);
     }
 
-    /// One of the two events of a rename is missing. It follows; or what was renamed has left the volume.
-    fn wait_for_renames(&mut self) -> Result<(), Refusal> {
-        let deadline = Instant::now() + RENAME_TIME;
-        while self.tree.is_floating() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_micros(50));
-            self.drain()?;
-            for at in self.tree.take_unsure() {
-                self.look(at)?;
-            }
-        }
+    /// The second event of a rename has not come: what was renamed has left the volume.
+    fn leave_floating(&mut self) -> Result<(), Refusal> {
         for number in self.tree.take_floating() {
             if self.directories.contains_key(&number) {
                 return Err(self.lose(format!("directory {number} was moved out of the volume")));
@@ -119,24 +133,13 @@ impl Volume {
         self.files.values_mut().for_each(File::suspect);
         // The root's own mode is not kept.
         self.modes.extend(self.known.keys().filter(|number| **number != Number::ROOT));
-        self.list(Number::ROOT)?;
-        let mut listed = BTreeSet::from([Number::ROOT]);
-        loop {
-            let unsure = self.tree.take_unsure();
-            if unsure.is_empty() {
-                return Ok(());
-            }
-            for at in unsure {
-                self.look(at.clone())?;
-                let directory = self.tree.number(&at).filter(|number| self.directories.contains_key(number));
-                if let Some(number) = directory.filter(|number| listed.insert(*number)) {
-                    self.list(number)?;
-                }
-            }
-        }
+        self.unlisted.extend(self.directories.keys());
+        self.list(Number::ROOT)
     }
 
     fn list(&mut self, number: Number) -> Result<(), Refusal> {
+        self.unlisted.remove(&number);
+        self.tree.list(number);
         let Some(directory) = self.directories.get(&number) else { return Ok(()) };
         let directory = match reopen_directory(directory) {
             // Just removed: its parent's events will say so.
@@ -150,6 +153,18 @@ impl Volume {
             }
         }
         Ok(())
+    }
+
+    fn look_at_unsure(&mut self) -> Result<(), Refusal> {
+        loop {
+            let unsure = self.tree.take_unsure();
+            if unsure.is_empty() {
+                return Ok(());
+            }
+            for at in unsure {
+                self.look(at)?;
+            }
+        }
     }
 
     /// Looks what a name stands for.
@@ -172,6 +187,9 @@ impl Volume {
         if identity.device != self.device {
             return Err(self.lose(format!("{} is on another device", at.1)));
         }
+        if identity.links > 1 && identity.kind == FileType::RegularFile {
+            self.tree.linked();
+        }
         if let Some(&number) = self.inodes.get(&identity.inode) {
             if self.tree.entry(&at) != Some(Entry::Known(number)) {
                 // Events that came under this name may have been meant for it, and events under its other names for others.
@@ -182,9 +200,10 @@ impl Volume {
                     file.suspect();
                     file.moved = true;
                 });
-                self.tree.set(at, Some(Entry::Known(number)));
             }
-            return Ok(());
+            self.tree.set(at, Some(Entry::Known(number)));
+            // It may have moved while the volume was listed, from where nobody had looked yet to where somebody had.
+            return if self.unlisted.contains(&number) { self.list(number) } else { Ok(()) };
         }
         let entry = match identity.kind {
             FileType::RegularFile => {
@@ -272,6 +291,7 @@ impl Volume {
         }
         self.files.remove(&number);
         self.directories.remove(&number);
+        self.unlisted.remove(&number);
         self.modes.remove(&number);
         if let Some(known) = self.known.remove(&number)
             && !planted::has(Bug::InodeReused)

@@ -6,7 +6,7 @@ use rustix::fs;
 
 use super::files::File;
 use super::tree::At;
-use super::{Refusal, SETTLE_ROUNDS, Volume};
+use super::{Refusal, Volume};
 use crate::planted::{self, Bug};
 use crate::record::{CHANGE_MAX, Change, Kind, Mode, Name, Number, Record};
 
@@ -82,18 +82,14 @@ impl Volume {
         self.or_lose(|volume| volume.log_names(only, records))
     }
 
-    /// Takes the bytes that names bring.
+    /// Takes the bytes that names bring: a file that replaces another one by a rename brings its bytes, as file systems have it.
     fn capture_moved(&mut self, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        // A file that replaces another one by a rename brings its bytes, as file systems have it. Meanwhile names may change, so
-        // they are taken when no such file is left.
-        for _ in 0..SETTLE_ROUNDS {
-            self.settle()?;
-            let unsynced = |file: &File| file.moved && !file.synced && file.fault.is_none();
-            let moved = self.tree.touched().iter().filter_map(|at| self.tree.number(at));
-            let Some(number) = moved.into_iter().find(|number| self.files.get(number).is_some_and(unsynced)) else {
-                break;
-            };
-            self.capture(number, records)?;
+        self.settle()?;
+        let unsynced = |file: &File| file.moved && !file.synced && file.fault.is_none();
+        let moved = self.tree.touched().iter().filter_map(|at| self.tree.number(at));
+        let moved = moved.filter(|number| self.files.get(number).is_some_and(unsynced));
+        for number in moved.collect::<BTreeSet<Number>>() {
+            self.capture_settled(number, records)?;
         }
         Ok(())
     }

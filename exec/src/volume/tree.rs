@@ -1,8 +1,10 @@
 //! Which name stands for which number now: the events of inotify, folded in their order. Pure.
 //!
 //! An event names a file by a name that it had when the event was queued; by the time it is read, the name may be another
-//! file's. So the events of a drain are followed one by one, and what they leave open (a file that was made, a name that was
-//! moved) is *unsure* until it is looked at.
+//! file's. So events are followed one by one, and what they leave open (a file that was made, one that comes from elsewhere) is
+//! *unsure* until it is looked at. A look shows the present, of which the events that are still queued know nothing. So a name
+//! that was looked at is *ahead* of the others until those events have been followed. Names that are all of one moment are in
+//! the tree when no event that was queued before the looks [contradicts](Tree::contradicts) them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -71,14 +73,26 @@ pub(crate) struct Tree {
     touched: BTreeSet<At>,
     /// Names to look at.
     unsure: BTreeSet<At>,
+    /// Names that are as they were seen, and directories whose names are: later than the events that were followed.
+    ahead: (BTreeSet<At>, BTreeSet<Number>),
     /// On the way from one name to another.
-    floating: Vec<(u32, Entry)>,
+    floating: Vec<Floating>,
     /// Names that were the last ones of their files.
     departed: HashSet<At>,
     /// Numbers that have lost their last name. They may get another one as long as events are missing.
     nameless: BTreeSet<Number>,
     /// A file may have several names.
     linked: bool,
+    /// Two names may change places, which looks like two renames.
+    exchanging: bool,
+}
+
+#[derive(Debug)]
+struct Floating {
+    cookie: u32,
+    entry: Entry,
+    /// It is what had the name when it was moved.
+    certain: bool,
 }
 
 impl Tree {
@@ -93,9 +107,14 @@ impl Tree {
         tree
     }
 
-    /// The program makes, or has made, a second name of a file.
+    /// A file has a second name, or gets one.
     pub(crate) fn linked(&mut self) {
         self.linked = true;
+    }
+
+    /// The program exchanges names, or has done so.
+    pub(crate) fn exchanging(&mut self) {
+        self.exchanging = true;
     }
 
     pub(crate) fn entry(&self, at: &At) -> Option<Entry> {
@@ -131,13 +150,13 @@ impl Tree {
     /// the volume. What went to a directory that was not watched yet has been found there.
     pub(crate) fn is_floating(&mut self) -> bool {
         let names = &self.names;
-        self.floating.retain(|(_, entry)| matches!(entry, Entry::Known(number) if !names.contains_key(number)));
+        self.floating.retain(|floating| matches!(&floating.entry, Entry::Known(number) if !names.contains_key(number)));
         !self.floating.is_empty()
     }
 
     /// The files that have left the tree for good.
     pub(crate) fn take_floating(&mut self) -> Vec<Number> {
-        let known = |(_, entry)| if let Entry::Known(number) = entry { Some(number) } else { None };
+        let known = |floating: Floating| if let Entry::Known(number) = floating.entry { Some(number) } else { None };
         self.floating.drain(..).filter_map(known).collect()
     }
 
@@ -168,8 +187,14 @@ impl Tree {
 
     /// It has been looked up.
     pub(crate) fn set(&mut self, at: At, found: Option<Entry>) {
+        self.ahead.0.insert(at.clone());
         if self.entry(&at) == found {
             return;
+        }
+        if let Some(Entry::Known(number)) = found {
+            // It has come from one of these, if it has not several names.
+            let others = self.names.get(&number).into_iter().flatten();
+            self.unsure.extend(others.filter(|other| !self.ahead.0.contains(*other)).cloned());
         }
         self.take(&at);
         self.touched.insert(at.clone());
@@ -178,50 +203,74 @@ impl Tree {
         }
     }
 
+    /// The names of a directory are listed.
+    pub(crate) fn list(&mut self, directory: Number) {
+        self.ahead.1.insert(directory);
+    }
+
+    /// Whether names have been looked at since the last event was followed.
+    pub(crate) fn is_ahead(&self) -> bool {
+        !self.ahead.0.is_empty() || !self.ahead.1.is_empty()
+    }
+
+    fn is_name_ahead(&self, at: &At) -> bool {
+        self.ahead.0.contains(at) || self.ahead.1.contains(&at.0)
+    }
+
+    /// Whether an event that has not been followed is of a name that may have been seen after it.
+    pub(crate) fn contradicts(&self, at: &At, what: What) -> bool {
+        let names = [What::Opened, What::Closed, What::Attributes].iter().all(|other| *other != what);
+        names && self.is_name_ahead(at)
+    }
+
+    /// All events that were queued before the last look have been followed.
+    pub(crate) fn followed(&mut self) {
+        self.ahead.0.clear();
+        self.ahead.1.clear();
+    }
+
     /// Follows one event.
-    pub(crate) fn follow(&mut self, at: At, what: What) -> Option<Note> {
+    pub(crate) fn follow(&mut self, at: At, what: What) -> impl Iterator<Item = Note> + use<> {
+        let (mut left, mut moved) = (None, None);
         match what {
-            What::Opened => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Opened)),
-            What::Closed => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Closed)),
-            What::Attributes => self.user(&at).map(|user| user.map_or(Note::Lost, Note::Attributes)),
+            What::Opened => left = self.user(&at).map(|user| user.map_or(Note::Lost, Note::Opened)),
+            What::Closed => left = self.user(&at).map(|user| user.map_or(Note::Lost, Note::Closed)),
+            What::Attributes => left = self.user(&at).map(|user| user.map_or(Note::Lost, Note::Attributes)),
             What::Created => {
-                let note = self.leave(&at);
+                left = self.leave(&at);
                 // No event tells a name that a file was given later from that of a new file.
                 self.entries.insert(at.clone(), Entry::Unknown { moved: self.linked });
                 self.doubt(at);
-                note
             }
             What::Deleted => {
-                let note = self.leave(&at);
+                left = self.leave(&at);
                 self.touched.insert(at);
-                note
             }
             What::MovedFrom { cookie } => {
+                let certain = !self.is_name_ahead(&at) && !self.exchanging;
                 let entry = self.take(&at).unwrap_or(Entry::Unknown { moved: true });
-                self.floating.push((cookie, entry));
+                self.floating.push(Floating { cookie, entry, certain });
                 self.touched.insert(at);
-                None
             }
             What::MovedTo { cookie } => {
-                let note = self.leave(&at);
-                let place = self.floating.iter().position(|(floating, _)| *floating == cookie);
-                let entry = match place.map(|place| self.floating.remove(place).1) {
-                    Some(Entry::Unknown { .. }) | None => Entry::Unknown { moved: true },
-                    Some(entry) => entry,
+                left = self.leave(&at);
+                let place = self.floating.iter().position(|floating| floating.cookie == cookie);
+                let (entry, certain) = match place.map(|place| self.floating.remove(place)) {
+                    Some(Floating { entry: Entry::Unknown { .. }, .. }) | None => {
+                        (Entry::Unknown { moved: true }, false)
+                    }
+                    Some(Floating { entry, certain, .. }) => (entry, certain),
                 };
+                if let Entry::Known(number) = entry {
+                    moved = Some(Note::Moved(number));
+                }
                 self.put(at.clone(), entry);
-                // Two names that change places look like two moves, and are not.
-                self.doubt(at);
-                match entry {
-                    // More to look at than what was left.
-                    _ if note == Some(Note::Lost) => note,
-                    Entry::Known(number) if note.is_none() => Some(Note::Moved(number)),
-                    // Both are true: look at everything.
-                    Entry::Known(_) => Some(Note::Lost),
-                    _ => note,
+                if !certain {
+                    self.doubt(at);
                 }
             }
         }
+        left.into_iter().chain(moved)
     }
 
     /// The number behind a name that an event names: `None` if that concerns no file that is kept, `Some(None)` if it may be
@@ -245,7 +294,8 @@ impl Tree {
         }
         self.departed.insert(at.clone());
         match entry? {
-            Entry::Known(number) if self.names(number).next().is_some() => Some(Note::Ragged(number)),
+            // Where no file has several names, one has been seen before the event of its move.
+            Entry::Known(number) if self.linked && self.names(number).next().is_some() => Some(Note::Ragged(number)),
             // It may have been another name of any file, and opened under it.
             Entry::Unknown { .. } if self.linked => Some(Note::Lost),
             _ => None,

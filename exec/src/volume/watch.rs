@@ -3,11 +3,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 
 use super::tree::{At, What};
 use crate::record::{Name, Number};
@@ -15,10 +14,16 @@ use crate::record::{Name, Number};
 /// Room for a few hundred events.
 const BUFFER: usize = 16 << 10;
 
+/// `struct inotify_event` before the name, which ends in zeros.
+const HEADER: usize = 16;
+const EVENT_MAX: usize = HEADER + 256;
+
 pub(crate) struct Watch {
     inotify: OwnedFd,
     directories: HashMap<i32, Number>,
-    buffer: Box<[MaybeUninit<u8>]>,
+    buffer: Box<[u8]>,
+    /// What has been read and not taken.
+    events: Vec<Event>,
 }
 
 /// One event.
@@ -38,7 +43,7 @@ impl Watch {
             ),
             errno => errno.into(),
         })?;
-        Ok(Watch { inotify, directories: HashMap::new(), buffer: vec![MaybeUninit::uninit(); BUFFER].into() })
+        Ok(Watch { inotify, directories: HashMap::new(), buffer: vec![0; BUFFER].into(), events: Vec::new() })
     }
 
     /// Watches a directory from now on. What happened in it before is for a list to tell.
@@ -62,40 +67,78 @@ impl Watch {
         Ok(())
     }
 
-    /// Reads what is queued. Returns whether anything was.
-    pub(crate) fn drain(&mut self, mut take: impl FnMut(Event)) -> io::Result<bool> {
-        let mut any = false;
-        let mut reader = inotify::Reader::new(self.inotify.as_fd(), &mut self.buffer);
+    /// The events that have been read, in their order.
+    pub(crate) fn take(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// What the next [`take`](Watch::take) returns.
+    pub(crate) fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// Reads what is queued now. A program may queue more without end.
+    pub(crate) fn read(&mut self) -> io::Result<()> {
+        let mut queued = None;
         loop {
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(Errno::AGAIN) => return Ok(any),
+            let read = match rustix::io::read(&self.inotify, &mut self.buffer[..]) {
+                Ok(read) => read,
+                Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
             };
-            any = true;
-            let flags = event.events();
-            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                take(Event::Overflow);
-                continue;
+            let mut rest = &self.buffer[..read];
+            while let Some((event, after)) = split_event(rest) {
+                rest = after;
+                self.events.extend(take(&mut self.directories, &event));
             }
-            if flags.contains(ReadFlags::UNMOUNT) {
-                take(Event::Unmounted);
-                continue;
+            if read + EVENT_MAX <= self.buffer.len() {
+                // It would have taken another one.
+                return Ok(());
             }
-            if flags.contains(ReadFlags::IGNORED) {
-                // The directory is gone. Its number of a watch is not used again.
-                self.directories.remove(&event.wd());
-                continue;
-            }
-            let Some(what) = what(flags, event.cookie()) else { continue };
-            // An event of a directory itself has no name: its parent's watch has the same one.
-            let name = event.file_name().and_then(|name| Name::new(name.to_bytes()));
-            if let (Some(&directory), Some(name)) = (self.directories.get(&event.wd()), name) {
-                take(Event::At((directory, name), what));
+            queued = match queued {
+                None => Some(ioctl_fionread(&self.inotify)? as usize),
+                Some(queued) => Some(queued.saturating_sub(read)),
+            };
+            if queued == Some(0) {
+                return Ok(());
             }
         }
     }
+}
+
+struct Read<'a> {
+    watch: i32,
+    flags: ReadFlags,
+    cookie: u32,
+    name: &'a [u8],
+}
+
+fn split_event(bytes: &[u8]) -> Option<(Read<'_>, &[u8])> {
+    let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+    let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let (name, rest) = rest.split_at_checked(word(12) as usize)?;
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    let flags = ReadFlags::from_bits_retain(word(4));
+    Some((Read { watch: word(0).cast_signed(), flags, cookie: word(8), name: &name[..end] }, rest))
+}
+
+fn take(directories: &mut HashMap<i32, Number>, event: &Read<'_>) -> Option<Event> {
+    if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+        return Some(Event::Overflow);
+    }
+    if event.flags.contains(ReadFlags::UNMOUNT) {
+        return Some(Event::Unmounted);
+    }
+    if event.flags.contains(ReadFlags::IGNORED) {
+        // The directory is gone. Its number of a watch is not used again.
+        directories.remove(&event.watch);
+        return None;
+    }
+    let what = what(event.flags, event.cookie)?;
+    // An event of a directory itself has no name: its parent's watch has the same one.
+    let name = Name::new(event.name)?;
+    Some(Event::At((*directories.get(&event.watch)?, name), what))
 }
 
 fn what(flags: ReadFlags, cookie: u32) -> Option<What> {

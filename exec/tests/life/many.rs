@@ -139,3 +139,54 @@ fn lost_events_lose_nothing() {
     ];
     assert_eq!((code, list), (Some(0), expected.to_vec()));
 }
+
+/// Loses events while a child moves folders between two others: a list of the volume may find one in neither.
+const MOVE_FOLDERS: &str = r#"
+import os
+import signal
+import time
+
+for side in ["left", "right"]:
+    os.mkdir("volume/" + side)
+for folder in range(20):
+    os.mkdir(f"volume/left/{folder}")
+    with open(f"volume/left/{folder}/kept", "w") as file:
+        file.write(f"in {folder}")
+first = os.open("volume/first", os.O_CREAT | os.O_WRONLY)
+os.sync()
+
+mover = os.fork()
+while mover == 0:
+    for here, there in [("left", "right"), ("right", "left")]:
+        for folder in range(20):
+            os.rename(f"volume/{here}/{folder}", f"volume/{there}/{folder}")
+            time.sleep(0.00001)
+
+with open("/proc/sys/fs/inotify/max_queued_events") as bound:
+    events = int(bound.read())
+for _ in range(5):
+    for _ in range(events):
+        for name in ["first", "left"]:
+            os.close(os.open("volume/" + name, os.O_RDONLY))
+    os.fsync(first)
+os.kill(mover, signal.SIGKILL)
+os.wait()
+os.sync()
+print("moved", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn folders_that_move_while_the_volume_is_listed_keep_their_files() {
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(place.run_python(&sidecar, &[], MOVE_FOLDERS), (KILLED, "moved\n".to_owned()));
+    assert!(place.read("stderr").contains("lists the volume again"), "events were lost");
+    let (code, list) = place.run_python(&sidecar, &[], LIST);
+    let is_kept = |folder: &u32| {
+        let kept = [format!("/{folder}/kept 0o"), format!(" in {folder}")];
+        list.lines().filter(|line| line.contains(&kept[0]) && line.ends_with(&kept[1])).count() == 1
+    };
+    let missing: Vec<u32> = (0..20).filter(|folder| !is_kept(folder)).collect();
+    assert_eq!((code, missing), (Some(0), vec![]), "{list}");
+}

@@ -9,8 +9,7 @@
 //!
 //! With the argument `planted` it plays the bugs of `tailwind_exec::planted` instead, each until a case finds it: minutes. With
 //! names of bugs behind that, only these; `bugs` lists them.
-//! `TAILWIND_EXEC_CASES` plays so many cases, `TAILWIND_EXEC_SEED` begins with this one. `TAILWIND_MODEL_OVERFLOWS=true` plays
-//! overflows of the queue of events too: now and then they find a log whose names are those of no moment, see docs/limits.md.
+//! `TAILWIND_EXEC_CASES` plays so many cases, `TAILWIND_EXEC_SEED` begins with this one.
 
 #![allow(clippy::print_stdout, reason = "it is its own test harness")]
 
@@ -111,9 +110,6 @@ fn case(seed: u64, bug: Option<&str>) -> Result<Option<String>, String> {
         command.env("TAILWIND_MODEL_FOLDER", folder.path()).env("TAILWIND_MODEL_VOLUME", volume.path());
         if let Some(bug) = bug {
             command.env("TAILWIND_EXEC_PLANTED", bug);
-            if bug == "overflow-ignored" {
-                command.env("TAILWIND_MODEL_OVERFLOWS", "true");
-            }
         }
         let output = command.output().map_err(|e| e.to_string())?;
         let told = String::from_utf8_lossy(&output.stderr);

@@ -33,11 +33,6 @@ const LOCKS: usize = 64;
 /// One of so many such steps: it takes a tenth of a second and more.
 const OVERFLOWS: u64 = 24;
 
-/// Whether they are played at all.
-fn overflows() -> bool {
-    std::env::var_os("TAILWIND_MODEL_OVERFLOWS").is_some()
-}
-
 /// Memory that children share.
 struct Shared {
     locks: [AtomicU32; LOCKS],
@@ -183,7 +178,7 @@ impl World {
             66..72 => self.change_descriptors(random),
             72..75 => self.map(random),
             75..79 => self.fork(random),
-            79 if random.one_in(OVERFLOWS) && overflows() => self.overflow(random),
+            79 if random.one_in(OVERFLOWS) => self.overflow(random),
             _ => self.change_names(random),
         }
     }

@@ -100,6 +100,9 @@ pub(crate) fn cases(directory: &Path) -> Vec<Case> {
         (SYS_openat, [at, path, int(O_RDWR | O_TRUNC | O_SYNC), 0, 0, 0], Refused(EINVAL)),
         (SYS_openat, [at, path, int(O_RDONLY | O_DIRECT), 0, 0, 0], Refused(EINVAL)),
         (SYS_linkat, [at, path, at, path, 0, 0], Stopped(Call::Link)),
+        (SYS_renameat2, [at, path, at, path, int(0), 0], passes()),
+        (SYS_renameat2, [at, path, at, path, int(RENAME_NOREPLACE as i32), 0], Unseen(Err(EEXIST))),
+        (SYS_renameat2, [at, path, at, path, int(RENAME_EXCHANGE as i32), 0], Stopped(Call::Exchange)),
         (SYS_openat2, [at, path, 0, 0, 0, 0], Refused(ENOSYS)),
         (SYS_open_by_handle_at, [at, 0, 0, 0, 0, 0], Refused(EPERM)),
         // Positions and descriptors.

@@ -58,6 +58,7 @@ fn expected(number: i64, [a, b, c, d, e, f]: [u64; 6]) -> Action {
         SYS_linkat => Stop(Call::Link),
         #[cfg(target_arch = "x86_64")]
         SYS_link => Stop(Call::Link),
+        SYS_renameat2 => stop_if(e & 2 != 0, Call::Exchange),
         SYS_openat2 => Fail(ENOSYS),
         SYS_open_by_handle_at => Fail(EPERM),
         SYS_lseek => match c as u32 {
