@@ -92,7 +92,8 @@ impl Ours {
         let mut certificates = None;
         if let Some(uplink) = uplink {
             setup.host = uplink.this_side();
-            setup.sidecar_host = Some(uplink.far_side());
+            let sidecars = (0..setup.sidecars).map(Process::Sidecar);
+            setup.elsewhere = sidecars.map(|sidecar| (sidecar, uplink.far_side())).collect();
             let folder = tempfile::tempdir().context("make a folder for certificates")?;
             let names = |kind: &str, count| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
             let (sidecars, backups) = (names("sidecar", setup.sidecars), names("backup", setup.backups));

@@ -2,7 +2,7 @@
 //!
 //! [`group`] starts and stops processes, [`observer`] looks at them from outside, [`app`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`steps`] are what many
-//! tests do, [`damage`] spoils files, [`kv`] starts the example app beside sidecars.
+//! tests do, [`damage`] spoils files, [`hosts`] can be cut off, [`kv`] starts the example app beside sidecars.
 //!
 //! [`exec`] starts unmodified programs beside sidecars: [`redis`], [`postgres`], and a service on [`sqlite`]. [`exec_client`]
 //! knows what they have answered, [`exec_faults`] is what dies around them. For a million writes there are
@@ -17,6 +17,7 @@ pub mod exec_client;
 pub mod exec_faults;
 pub mod following;
 pub mod group;
+pub mod hosts;
 pub mod http;
 pub mod kv;
 pub mod ledger;

@@ -60,13 +60,24 @@ pub enum Fault {
     SupervisorIsFrozen,
     /// The same, and while it is stopped its sidecar dies and is replaced.
     SupervisorIsFrozenAndSidecarKilled,
+    /// The primary's host has no network until another has taken over.
+    PrimaryIsCutOff,
+    /// The host of a member has none for some time.
+    MemberIsCutOff,
+    /// The primary's host loses its network, so that nobody sees a connection end, and then all that runs on it gets SIGKILL.
+    HostIsLost,
+    /// The standby's host has no network for some time.
+    StandbyIsCutOff,
 }
 
 use Fault::*;
 
 impl Fault {
-    /// Each of them.
-    pub const ALL: [Fault; 10] = [
+    /// What can happen to [hosts](super::hosts).
+    pub const OF_HOSTS: [Fault; 4] = [PrimaryIsCutOff, MemberIsCutOff, HostIsLost, StandbyIsCutOff];
+
+    /// What can happen to processes.
+    pub const OF_PROCESSES: [Fault; 10] = [
         ProgramIsKilled,
         SidecarIsFrozen,
         SupervisorIsKilled,
@@ -165,6 +176,41 @@ impl Fault {
                 stale.expect_no_confirmation()?;
                 containers.wait_for_loss(primary, before, program)?;
                 group.start_sidecar(primary)?;
+            }
+            PrimaryIsCutOff => {
+                let (hosts, host) = (group.hosts()?, Process::Sidecar(primary));
+                hosts.cut_off(host)?;
+                service.wait_until_serves(other)?;
+                let stale = Stale::write(connection)?;
+                load();
+                hosts.connect(host)?;
+                stale.expect_no_confirmation()?;
+                containers.wait_for_loss(primary, before, program)?;
+            }
+            HostIsLost => {
+                let (hosts, host) = (group.hosts()?, Process::Sidecar(primary));
+                hosts.cut_off(host)?;
+                containers.signal(primary, Signal::KILL)?;
+                group.kill_sidecar(primary)?;
+                ends_with(Ended::Signal(9))?;
+                service.wait_until_serves(other)?;
+                load();
+                hosts.connect(host)?;
+                group.start_sidecar(primary)?;
+            }
+            StandbyIsCutOff => {
+                let (hosts, host) = (group.hosts()?, Process::Sidecar(other));
+                hosts.cut_off(host)?;
+                load();
+                hosts.connect(host)?;
+            }
+            MemberIsCutOff => {
+                let members = group.wait_for_full_set()?;
+                let member = members[random.below(members.len() as u64) as usize];
+                let (hosts, host) = (group.hosts()?, Process::Backup(member));
+                hosts.cut_off(host)?;
+                load();
+                hosts.connect(host)?;
             }
         }
         Ok(())

@@ -9,11 +9,13 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
+use super::hosts::Hosts;
 use super::http;
 use super::observer::{Observer, TIMEOUT};
 use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, in_namespace, is_stopped, with_options};
@@ -58,8 +60,10 @@ pub struct Setup {
     pub host: IpAddr,
     /// The address that they listen on, if it is not `host`.
     pub listen: Option<IpAddr>,
-    /// Where sidecars run, if elsewhere. Needs `certificates`: their address is none of loopback.
-    pub sidecar_host: Option<NetworkHost>,
+    /// Where processes run, if elsewhere. Needs `certificates`: such an address is none of loopback.
+    pub elsewhere: Vec<(Process, NetworkHost)>,
+    /// Hosts that can be cut off, if processes run on such.
+    pub hosts: Option<Arc<Hosts>>,
     /// The user that all processes run as, in group 0; this process's own if not given.
     pub user: Option<&'static str>,
     /// Prefix of the folders in memory; a RAM file system. `TAILWIND_TEST_MEMORY`, if set.
@@ -83,7 +87,8 @@ impl Setup {
             certificates: None,
             host: Ipv4Addr::LOCALHOST.into(),
             listen: None,
-            sidecar_host: None,
+            elsewhere: Vec::new(),
+            hosts: None,
             user: None,
             memory: std::env::var_os("TAILWIND_TEST_MEMORY").map_or_else(|| "/dev/shm".into(), PathBuf::from),
         }
@@ -175,17 +180,28 @@ impl Group {
     /// Starts (or starts again) one process.
     pub fn start_process(&mut self, process: Process) -> Result<()> {
         let command = match process {
-            Process::Sidecar(index) => match &self.setup.sidecar_host {
-                Some(host) => in_namespace(&self.sidecar_command(index), &host.namespace),
-                None => self.sidecar_command(index),
-            },
+            Process::Sidecar(index) => self.sidecar_command(index),
             Process::Backup(index) => self.backup_command(index),
+        };
+        let command = match self.elsewhere(process) {
+            Some(host) => in_namespace(&command, &host.namespace),
+            None => command,
         };
         let command = match self.setup.user {
             Some(user) => as_user(&command, user, "0"),
             None => command,
         };
         self.instance_mut(process).daemon.start(command)
+    }
+
+    fn elsewhere(&self, process: Process) -> Option<&NetworkHost> {
+        self.setup.elsewhere.iter().find(|(placed, _)| *placed == process).map(|(_, host)| host)
+    }
+
+    /// Where others reach it.
+    fn address(&self, process: Process) -> SocketAddr {
+        let host = self.elsewhere(process).map_or(self.setup.host, |host| host.address);
+        SocketAddr::new(host, self.port(process))
     }
 
     /// Starts (or starts again) one backup.
@@ -203,7 +219,7 @@ impl Group {
         let Instance { daemon: Daemon { name, .. }, .. } = &self.backups[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["backup", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        self.listen(&mut command, &self.backups[index], self.setup.host);
+        self.listen(&mut command, Process::Backup(index));
         command.arg("--pool").arg(self.pool(index));
         command.arg("--flush-dir").arg(self.flush_folder(index));
         command.args(["--segment-size", &self.setup.segment_size, "--buffers", &self.setup.buffers.to_string()]);
@@ -217,8 +233,7 @@ impl Group {
         let Instance { daemon: Daemon { name, .. }, .. } = &self.sidecars[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["run", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        let host = self.setup.sidecar_host.as_ref().map_or(self.setup.host, |host| host.address);
-        self.listen(&mut command, &self.sidecars[index], host);
+        self.listen(&mut command, Process::Sidecar(index));
         command.arg("--socket").arg(self.socket(index));
         command.arg("--config").arg(self.config());
         command.args(["--backups", &self.setup.copies.to_string(), "--segment-size", &self.setup.segment_size]);
@@ -227,18 +242,19 @@ impl Group {
             self.guard(&mut command, name);
             return command;
         }
-        for Instance { daemon: Daemon { name, .. }, port } in &self.backups {
-            command.arg("--backup").arg(format!("{name}={}", SocketAddr::new(self.setup.host, *port)));
+        for (index, Instance { daemon: Daemon { name, .. }, .. }) in self.backups.iter().enumerate() {
+            command.arg("--backup").arg(format!("{name}={}", self.address(Process::Backup(index))));
         }
         self.guard(&mut command, name);
         with_options(&command, self.setup.sidecar_options.iter().map(|(flag, value)| (*flag, value.as_str())))
     }
 
-    fn listen(&self, command: &mut Command, instance: &Instance, host: IpAddr) {
-        let listen = self.setup.listen.unwrap_or(host);
-        command.arg("--listen").arg(SocketAddr::new(listen, instance.port).to_string());
+    fn listen(&self, command: &mut Command, process: Process) {
+        let address = self.address(process);
+        let listen = self.setup.listen.unwrap_or(address.ip());
+        command.arg("--listen").arg(SocketAddr::new(listen, address.port()).to_string());
         if listen.is_unspecified() {
-            command.arg("--advertise-ip").arg(host.to_string());
+            command.arg("--advertise-ip").arg(address.ip().to_string());
         }
     }
 
@@ -415,6 +431,11 @@ impl Group {
     /// The setup.
     pub fn setup(&self) -> &Setup {
         &self.setup
+    }
+
+    /// The hosts of its processes.
+    pub fn hosts(&self) -> Result<Arc<Hosts>> {
+        self.setup.hosts.clone().context("its processes run on this host")
     }
 
     /// Index of a backup by its name.

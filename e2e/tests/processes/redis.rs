@@ -4,31 +4,51 @@
 //! Clients write all the while, and know what was answered: counters, which a lost or repeated write would show, and values
 //! that are never used twice. They continue at whichever Redis serves.
 
+use anyhow::Result;
 use rustix::process::{Signal, kill_process};
-use tailwind_e2e::context::{TestContext, rounds};
+use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::processes::exec::{Ended, TRIMMED_EARLY, first_child};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
-use tailwind_e2e::processes::group::Group;
+use tailwind_e2e::processes::group::{Group, Setup};
+use tailwind_e2e::processes::hosts::Hosts;
 use tailwind_e2e::processes::redis::{Servers, Writer, info};
 use tailwind_e2e::processes::resp::{RespClient, RespValue};
 
 mod shm {
+    use super::*;
+
     #[test]
     fn redis_loses_no_answered_write() {
-        super::redis_loses_no_answered_write("shm", 0, &[]);
+        let setup = |test: &TestContext| setup(test, "shm", "256KiB");
+        play(events().take(rounds(ROUNDS) as usize), setup, &[]);
     }
 }
 
 mod tcp {
+    use super::*;
+
     #[test]
     fn redis_loses_no_answered_write() {
-        super::redis_loses_no_answered_write("tcp", super::ROUNDS, super::TRIMMED_EARLY);
+        let setup = |test: &TestContext| setup(test, "tcp", "256KiB");
+        play(events().skip(ROUNDS as usize).take(rounds(ROUNDS) as usize), setup, TRIMMED_EARLY);
+    }
+
+    #[test]
+    fn redis_loses_no_answered_write_with_its_host() {
+        if !is_root("redis_loses_no_answered_write_with_its_host") {
+            return;
+        }
+        let events = Fault::OF_HOSTS.into_iter().map(Event::Fault).cycle();
+        let setup = |test: &TestContext| Hosts::provide(setup(test, "tcp", "256KiB")?);
+        play(events.take(rounds(ROUNDS_OF_HOSTS) as usize), setup, &[]);
     }
 }
 
-/// Rounds of a test: both together play each event once.
-const ROUNDS: usize = 6;
+/// Rounds of a test: two of them together play each event of processes once.
+const ROUNDS: u64 = 6;
+/// Rounds of the third one.
+const ROUNDS_OF_HOSTS: u64 = 4;
 /// Rounds with one group.
 const ROUNDS_OF_A_GROUP: usize = 24;
 /// Questions for how far a rewrite is, before something dies in its midst or soon after: some rewrites take longer, some less.
@@ -46,7 +66,7 @@ enum Event {
 
 fn events() -> impl Iterator<Item = Event> + Clone {
     let others = [Event::RewriteIsKilled, Event::RedisIsShutDown];
-    Fault::ALL.into_iter().map(Event::Fault).chain(others).cycle()
+    Fault::OF_PROCESSES.into_iter().map(Event::Fault).chain(others).cycle()
 }
 
 struct Fixture {
@@ -59,19 +79,23 @@ struct Fixture {
     test: TestContext,
 }
 
-fn redis_loses_no_answered_write(fabric: &str, first: usize, options: &'static [&'static str]) {
-    let mut events = events().skip(first).take(rounds(ROUNDS as u64) as usize).peekable();
+fn play(
+    events: impl Iterator<Item = Event>,
+    setup: impl Fn(&TestContext) -> Result<Setup>,
+    options: &'static [&'static str],
+) {
+    let mut events = events.peekable();
     while events.peek().is_some() {
-        let mut fixture = Fixture::start(fabric, options);
+        let mut fixture = Fixture::start(&setup, options);
         events.by_ref().take(ROUNDS_OF_A_GROUP).for_each(|event| fixture.round(event));
         fixture.end();
     }
 }
 
 impl Fixture {
-    fn start(fabric: &str, options: &'static [&'static str]) -> Fixture {
+    fn start(setup: impl Fn(&TestContext) -> Result<Setup>, options: &'static [&'static str]) -> Fixture {
         let mut test = TestContext::start();
-        let group = test.start_group(setup(&test, fabric, "256KiB").unwrap()).unwrap();
+        let group = test.start_group(setup(&test).unwrap()).unwrap();
         let servers = Servers::start_under(&group, options).unwrap();
         // Two write one by one, two more at a time.
         let clients = [1, 1, 8, 32].into_iter().enumerate();

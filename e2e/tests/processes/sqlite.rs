@@ -3,35 +3,55 @@
 //! The service is `sqlite_service.py` beside this file. Its clients write rows in transactions, each in many tables that come and
 //! go, and know which were committed, while the database is vacuumed and its log is written back.
 
+use anyhow::Result;
 use rustix::process::Signal;
 use serde_json::json;
-use tailwind_e2e::context::{TestContext, rounds};
+use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::processes::exec::{Ended, TRIMMED_EARLY};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
-use tailwind_e2e::processes::group::Group;
+use tailwind_e2e::processes::group::{Group, Setup};
+use tailwind_e2e::processes::hosts::Hosts;
 use tailwind_e2e::processes::sqlite::{Mode, Services, Writer};
 
-/// Rounds of a test: the three together play nearly each fault once.
-const ROUNDS: usize = 3;
+/// Rounds of a test: three of them together play nearly each fault of processes once.
+const ROUNDS: u64 = 3;
+/// Rounds of the fourth one.
+const ROUNDS_OF_HOSTS: u64 = 4;
 /// Rounds with one group.
 const ROUNDS_OF_A_GROUP: usize = 24;
 /// Clients that write.
 const CLIENTS: usize = 2;
 
+const WAL: Mode = Mode { journal: "WAL", synchronous: "FULL" };
+const DELETE: Mode = Mode { journal: "DELETE", synchronous: "EXTRA" };
+const TRUNCATE: Mode = Mode { journal: "TRUNCATE", synchronous: "EXTRA" };
+
 #[test]
 fn committed_rows_stay_in_wal_mode() {
-    committed_rows_stay("tcp", Mode { journal: "WAL", synchronous: "FULL" }, 0, TRIMMED_EARLY);
+    let setup = |test: &TestContext| setup(test, "tcp", "256KiB");
+    play(faults().take(rounds(ROUNDS) as usize), setup, WAL, TRIMMED_EARLY);
 }
 
 #[test]
 fn committed_rows_stay_where_journals_are_deleted() {
-    committed_rows_stay("shm", Mode { journal: "DELETE", synchronous: "EXTRA" }, ROUNDS, &[]);
+    let faults = faults().skip(ROUNDS as usize);
+    play(faults.take(rounds(ROUNDS) as usize), |test| setup(test, "shm", "256KiB"), DELETE, &[]);
 }
 
 #[test]
 fn committed_rows_stay_where_journals_are_truncated() {
-    committed_rows_stay("shm", Mode { journal: "TRUNCATE", synchronous: "EXTRA" }, 2 * ROUNDS, TRIMMED_EARLY);
+    let faults = faults().skip(2 * ROUNDS as usize);
+    play(faults.take(rounds(ROUNDS) as usize), |test| setup(test, "shm", "256KiB"), TRUNCATE, TRIMMED_EARLY);
+}
+
+#[test]
+fn committed_rows_outlive_their_host() {
+    if !is_root("committed_rows_outlive_their_host") {
+        return;
+    }
+    let setup = |test: &TestContext| Hosts::provide(setup(test, "tcp", "256KiB")?);
+    play(Fault::OF_HOSTS.into_iter().cycle().take(rounds(ROUNDS_OF_HOSTS) as usize), setup, WAL, &[]);
 }
 
 struct Fixture {
@@ -44,20 +64,28 @@ struct Fixture {
     test: TestContext,
 }
 
-fn committed_rows_stay(fabric: &str, mode: Mode, first: usize, options: &'static [&'static str]) {
-    let faults = Fault::ALL.into_iter().cycle();
-    let mut faults = faults.skip(first).take(rounds(ROUNDS as u64) as usize).peekable();
+fn faults() -> impl Iterator<Item = Fault> {
+    Fault::OF_PROCESSES.into_iter().cycle()
+}
+
+fn play(
+    faults: impl Iterator<Item = Fault>,
+    setup: impl Fn(&TestContext) -> Result<Setup>,
+    mode: Mode,
+    options: &'static [&'static str],
+) {
+    let mut faults = faults.peekable();
     while faults.peek().is_some() {
-        let mut fixture = Fixture::start(fabric, mode, options);
+        let mut fixture = Fixture::start(&setup, mode, options);
         faults.by_ref().take(ROUNDS_OF_A_GROUP).for_each(|fault| fixture.round(fault));
         fixture.end();
     }
 }
 
 impl Fixture {
-    fn start(fabric: &str, mode: Mode, options: &'static [&'static str]) -> Fixture {
+    fn start(setup: impl Fn(&TestContext) -> Result<Setup>, mode: Mode, options: &'static [&'static str]) -> Fixture {
         let mut test = TestContext::start();
-        let group = test.start_group(setup(&test, fabric, "256KiB").unwrap()).unwrap();
+        let group = test.start_group(setup(&test).unwrap()).unwrap();
         let services = Services::start_under(&group, options, mode).unwrap();
         let clients = (0..CLIENTS).map(|number| services.client(&format!("client{number}"), test.random.next()));
         Fixture { clients: clients.collect(), services, group, options, test }
