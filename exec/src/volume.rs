@@ -139,7 +139,7 @@ struct Known {
     inode: u64,
     kind: Kind,
     /// Keeps the inode of a link or a directory from being another's; a file has its reader.
-    _hold: Option<OwnedFd>,
+    hold: Option<OwnedFd>,
 }
 
 impl Volume {
@@ -192,7 +192,7 @@ impl Volume {
                 volume.files.insert(number, File { synced: true, ..file });
             }
             let hold = (node.kind != Kind::File).then_some(hold);
-            volume.known.insert(number, Known { inode, kind: node.kind.clone(), _hold: hold });
+            volume.known.insert(number, Known { inode, kind: node.kind.clone(), hold });
         }
         volume.directories = directories;
         volume.image = image;

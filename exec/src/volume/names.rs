@@ -17,12 +17,15 @@ use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::{Kind, Name, Number};
 
-/// The second event of a rename follows the first one at once, unless the thread between them has to wait for a processor.
+/// The second event of a rename follows the first one at once, or after this time what was renamed is looked for.
 const RENAME_TIME: Duration = Duration::from_secs(1);
 
 /// A look takes microseconds, and each is repeated whose name has changed in between. A program that makes and moves the same
 /// names in a loop pauses for that long now and then, if only because a processor is another's.
 const SETTLE_TIME: Duration = Duration::from_secs(30);
+
+/// Looks between two reads of the queue, which holds some thousand events: a few microseconds each.
+const LOOKS_AT_ONCE: usize = 256;
 
 impl Volume {
     /// Follows the queue of events until the names are all known, and those of one moment. An event that was taken does not come
@@ -32,21 +35,15 @@ impl Volume {
     }
 
     fn follow_events(&mut self) -> Result<(), Refusal> {
-        let began = Instant::now();
-        let mut floating = None;
+        let (began, mut relisted) = (Instant::now(), false);
         self.watch.read()?;
         loop {
-            self.follow_read()?;
+            self.follow_read(&mut relisted)?;
             self.look_at_unsure()?;
-            if !self.tree.is_floating() {
-                floating = None;
-            } else if floating.get_or_insert_with(Instant::now).elapsed() < RENAME_TIME {
+            let is_floating = self.tree.is_floating() && self.is_floating()?;
+            if is_floating {
                 std::thread::sleep(Duration::from_micros(50));
-            } else {
-                self.leave_floating()?;
-                floating = None;
-            }
-            if !self.tree.is_ahead() && floating.is_none() {
+            } else if !self.tree.is_ahead() {
                 break;
             }
             self.watch.read()?;
@@ -54,7 +51,7 @@ impl Volume {
                 Event::At(at, what) => self.tree.contradicts(at, *what),
                 Event::Overflow | Event::Unmounted => true,
             };
-            if floating.is_none() && !self.watch.events().iter().any(contradicts) {
+            if !is_floating && !self.watch.events().iter().any(contradicts) {
                 break;
             }
             if began.elapsed() > SETTLE_TIME {
@@ -68,13 +65,13 @@ impl Volume {
     }
 
     /// Follows the events that have been read.
-    fn follow_read(&mut self) -> Result<(), Refusal> {
-        let mut lost = false;
+    fn follow_read(&mut self, relisted: &mut bool) -> Result<(), Refusal> {
+        let (mut overflow, mut lost) = (false, false);
         for event in self.watch.take() {
             let (at, what) = match event {
                 Event::At(at, what) => (at, what),
                 Event::Overflow => {
-                    lost |= !planted::has(Bug::OverflowIgnored);
+                    overflow |= !planted::has(Bug::OverflowIgnored);
                     continue;
                 }
                 Event::Unmounted => return Err(self.lose("the volume was unmounted".into())),
@@ -93,8 +90,12 @@ impl Volume {
             }
         }
         self.tree.followed();
+        // Once for each call: a list takes so long that the next event which it does not explain would come in the meantime.
+        if overflow || lost && !std::mem::replace(relisted, true) {
+            return self.list_all();
+        }
         if lost {
-            self.list_all()?;
+            self.suspect_all();
         }
         Ok(())
     }
@@ -105,6 +106,16 @@ impl Volume {
         }
     }
 
+    /// Any file may have been opened, written to or closed.
+    fn suspect_all(&mut self) {
+        for opens in self.effects.all_mut().filter_map(|effect| effect.opens.as_mut()) {
+            opens.extend(self.files.keys());
+        }
+        self.files.values_mut().for_each(File::suspect);
+        // The root's own mode is not kept.
+        self.modes.extend(self.known.keys().filter(|number| **number != Number::ROOT));
+    }
+
     fn opened(&mut self, number: Number) {
         for opens in self.effects.all_mut().filter_map(|effect| effect.opens.as_mut()) {
             opens.insert(number);
@@ -112,14 +123,31 @@ impl Volume {
         self.with(number, File::suspect);
     }
 
-    /// The second event of a rename has not come: what was renamed has left the volume.
-    fn leave_floating(&mut self) -> Result<(), Refusal> {
-        for number in self.tree.take_floating() {
+    /// Whether the second event of a rename is still to come. If not, what was renamed has left the volume.
+    fn is_floating(&mut self) -> Result<bool, Refusal> {
+        let due: Vec<Number> = self.tree.floating(RENAME_TIME).collect();
+        for number in due {
+            if self.is_here(number) {
+                // The thread between the two has to wait for a processor.
+                continue;
+            }
             if self.directories.contains_key(&number) {
                 return Err(self.lose(format!("directory {number} was moved out of the volume")));
             }
+            self.tree.leaves(number);
         }
-        Ok(())
+        Ok(self.tree.is_floating())
+    }
+
+    /// Whether it has a name in the volume, or may have one.
+    fn is_here(&self, number: Number) -> bool {
+        let file = self.files.get(&number).map(|file| &file.reader);
+        let other = self.known.get(&number).and_then(|known| known.hold.as_ref());
+        let Some(held) = file.or(self.directories.get(&number)).or(other).map(AsFd::as_fd) else { return false };
+        let is_named = proc::identity("", held, AtFlags::EMPTY_PATH).is_ok_and(|identity| identity.links > 0);
+        let is_inside =
+            || self.root_path().zip(proc::own_path(held)).is_some_and(|(root, path)| path.starts_with(root));
+        is_named && is_inside()
     }
 
     /// Lists the whole directory again, and takes nothing for granted.
@@ -130,9 +158,7 @@ impl Volume {
     fn list_all(&mut self) -> Result<(), Refusal> {
         info!("lists the volume again and compares all of it");
         self.tree.forget_entries();
-        self.files.values_mut().for_each(File::suspect);
-        // The root's own mode is not kept.
-        self.modes.extend(self.known.keys().filter(|number| **number != Number::ROOT));
+        self.suspect_all();
         self.unlisted.extend(self.directories.keys());
         self.list(Number::ROOT)
     }
@@ -161,8 +187,12 @@ impl Volume {
             if unsure.is_empty() {
                 return Ok(());
             }
-            for at in unsure {
+            for (count, at) in unsure.into_iter().enumerate() {
                 self.look(at)?;
+                if count % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1 {
+                    // The queue must not overflow in the meantime.
+                    self.watch.read()?;
+                }
             }
         }
     }
@@ -194,14 +224,17 @@ impl Volume {
             if self.tree.entry(&at) != Some(Entry::Known(number)) {
                 // Events that came under this name may have been meant for it, and events under its other names for others.
                 if let Some(Entry::Known(other)) = self.tree.entry(&at) {
-                    self.with(other, File::suspect);
+                    self.opened(other);
                 }
-                self.with(number, |file| {
-                    file.suspect();
-                    file.moved = true;
-                });
+                self.opened(number);
+                self.with(number, |file| file.moved = true);
             }
-            self.tree.set(at, Some(Entry::Known(number)));
+            self.tree.set(at.clone(), Some(Entry::Known(number)));
+            let names = if identity.kind == FileType::Directory { 1 } else { identity.links };
+            if self.tree.names(number).count() as u64 > u64::from(names) {
+                // It has come from one of the others since that was looked at.
+                self.tree.doubt_others(number, &at);
+            }
             // It may have moved while the volume was listed, from where nobody had looked yet to where somebody had.
             return if self.unlisted.contains(&number) { self.list(number) } else { Ok(()) };
         }
@@ -244,6 +277,7 @@ impl Volume {
                     }
                 };
                 self.files.insert(number, file);
+                self.opened(number);
                 hold = None;
             }
             (Kind::Directory, Some(found)) => {
@@ -258,7 +292,7 @@ impl Volume {
             }
             _ => {}
         }
-        self.known.insert(number, Known { inode: identity.inode, kind, _hold: hold });
+        self.known.insert(number, Known { inode: identity.inode, kind, hold });
         Ok(number)
     }
 

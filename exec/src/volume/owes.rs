@@ -17,7 +17,7 @@ impl Volume {
         let mut numbers: Vec<Number> = self.files.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
-            self.capture(number, records)?;
+            self.capture_settled(number, records)?;
         }
         self.capture_names(records)
     }

@@ -7,6 +7,7 @@
 //! the tree when no event that was queued before the looks [contradicts](Tree::contradicts) them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use crate::record::{Name, Number};
 
@@ -93,6 +94,7 @@ struct Floating {
     entry: Entry,
     /// It is what had the name when it was moved.
     certain: bool,
+    since: Instant,
 }
 
 impl Tree {
@@ -154,10 +156,15 @@ impl Tree {
         !self.floating.is_empty()
     }
 
-    /// The files that have left the tree for good.
-    pub(crate) fn take_floating(&mut self) -> Vec<Number> {
-        let known = |floating: Floating| if let Entry::Known(number) = floating.entry { Some(number) } else { None };
-        self.floating.drain(..).filter_map(known).collect()
+    /// Those that have been on their way for so long.
+    pub(crate) fn floating(&self, time: Duration) -> impl Iterator<Item = Number> {
+        let due = self.floating.iter().filter(move |floating| floating.since.elapsed() >= time);
+        due.filter_map(|floating| if let Entry::Known(number) = floating.entry { Some(number) } else { None })
+    }
+
+    /// It has left the volume.
+    pub(crate) fn leaves(&mut self, number: Number) {
+        self.floating.retain(|floating| floating.entry != Entry::Known(number));
     }
 
     /// Numbers that have no name any more.
@@ -191,16 +198,17 @@ impl Tree {
         if self.entry(&at) == found {
             return;
         }
-        if let Some(Entry::Known(number)) = found {
-            // It has come from one of these, if it has not several names.
-            let others = self.names.get(&number).into_iter().flatten();
-            self.unsure.extend(others.filter(|other| !self.ahead.0.contains(*other)).cloned());
-        }
         self.take(&at);
         self.touched.insert(at.clone());
         if let Some(entry) = found {
             self.put(at, entry);
         }
+    }
+
+    /// Somebody has to look at all other names of a number: it has fewer.
+    pub(crate) fn doubt_others(&mut self, number: Number, at: &At) {
+        let others = self.names.get(&number).into_iter().flatten().filter(|other| *other != at);
+        self.unsure.extend(others.cloned());
     }
 
     /// The names of a directory are listed.
@@ -217,10 +225,11 @@ impl Tree {
         self.ahead.0.contains(at) || self.ahead.1.contains(&at.0)
     }
 
-    /// Whether an event that has not been followed is of a name that may have been seen after it.
+    /// Whether an event that has not been followed is of a name that may have been seen after it. With a list, any name may
+    /// have come from the directory before it was watched.
     pub(crate) fn contradicts(&self, at: &At, what: What) -> bool {
-        let names = [What::Opened, What::Closed, What::Attributes].iter().all(|other| *other != what);
-        names && self.is_name_ahead(at)
+        let names = !matches!(what, What::Opened | What::Closed | What::Attributes);
+        names && (self.is_name_ahead(at) || !self.ahead.1.is_empty())
     }
 
     /// All events that were queued before the last look have been followed.
@@ -243,13 +252,20 @@ impl Tree {
                 self.doubt(at);
             }
             What::Deleted => {
+                if self.is_name_ahead(&at) {
+                    self.unsure.insert(at.clone());
+                }
                 left = self.leave(&at);
                 self.touched.insert(at);
             }
             What::MovedFrom { cookie } => {
-                let certain = !self.is_name_ahead(&at) && !self.exchanging;
+                let certain = !self.is_name_ahead(&at) && !self.unsure.contains(&at) && !self.exchanging;
+                if !certain {
+                    // What was seen there may have come later.
+                    self.unsure.insert(at.clone());
+                }
                 let entry = self.take(&at).unwrap_or(Entry::Unknown { moved: true });
-                self.floating.push(Floating { cookie, entry, certain });
+                self.floating.push(Floating { cookie, entry, certain, since: Instant::now() });
                 self.touched.insert(at);
             }
             What::MovedTo { cookie } => {
@@ -280,8 +296,8 @@ impl Tree {
             Some(Entry::Known(number)) => Some(Some(number)),
             // Whoever looks at it finds out all of it.
             Some(Entry::Unknown { .. } | Entry::Ignored) => None,
-            // It was the only name of its file, which nobody misses.
-            None if !self.linked && self.departed.contains(at) => None,
+            // It was the only name of its file, which nobody misses; it went before a list was made, or while it was.
+            None if !self.linked && (self.departed.contains(at) || self.ahead.1.contains(&at.0)) => None,
             None => Some(None),
         }
     }
@@ -324,3 +340,6 @@ impl Tree {
         self.entries.insert(at, entry);
     }
 }
+
+#[cfg(test)]
+mod tests;
