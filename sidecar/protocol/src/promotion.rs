@@ -552,6 +552,8 @@ pub struct Promotion {
     state: State,
     /// When a swap of unknown outcome is sent again.
     swap_again: Option<Time>,
+    /// Since when the config store has not answered what it was asked.
+    unanswered_since: Option<Time>,
     /// The epoch that this candidate last claimed; a later one of another claimant means that the race is lost.
     claimed: Option<Epoch>,
     /// What members have said last, of those that refused this candidate because of an epoch that the store does not have.
@@ -582,7 +584,22 @@ impl Promotion {
         let (state, next_claim, unfit, late) = (State::Reading, Claim(seed), BTreeSet::new(), BTreeSet::new());
         let (swap_again, claimed, founding) = (None, None, false);
         let (words, skipped) = (BTreeMap::new(), Epoch(0));
-        Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, words, skipped, founding, unfit, late }
+        let unanswered_since = None;
+        Promotion {
+            me,
+            rules,
+            new_log,
+            next_claim,
+            state,
+            swap_again,
+            unanswered_since,
+            claimed,
+            words,
+            skipped,
+            founding,
+            unfit,
+            late,
+        }
     }
 
     /// The caller has seen no configuration. If there is one by now, the race for the new group is lost.
@@ -592,6 +609,19 @@ impl Promotion {
 
     /// Takes one input; appends to `out` what to do. Answers to requests of an earlier attempt are ignored.
     pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        match &input {
+            Input::Read(Ok(_)) => self.unanswered_since = None,
+            Input::Swapped(outcome) if *outcome != SwapOutcome::Unknown => self.unanswered_since = None,
+            _ => {}
+        }
+        let before = out.len();
+        self.take(now, input, out);
+        if out[before..].iter().any(|output| matches!(output, Output::ReadConfig | Output::Swap(_))) {
+            self.unanswered_since.get_or_insert(now);
+        }
+    }
+
+    fn take(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Read(result) => self.on_read(now, result, out),
             Input::Surveyed(found) => self.on_surveyed(now, found, out),
@@ -602,9 +632,14 @@ impl Promotion {
         }
     }
 
-    /// True if too few members have answered this candidate for too long: it may be cut off, and a standby that reaches them must
-    /// not take it for a primary that is well. It goes on trying.
+    /// True if too few members, or the config store, have not answered this candidate for too long: it may be cut off, and a
+    /// standby that reaches them must not take it for a primary that is well. It goes on trying.
     pub fn is_cut_off(&self, now: Time) -> bool {
+        let is_too_long = |since: Time| now >= since.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
+        self.unanswered_since.is_some_and(is_too_long) || self.misses_members(now)
+    }
+
+    fn misses_members(&self, now: Time) -> bool {
         let State::Fencing(fencing) = &self.state else { return false };
         let needed = if self.rules.recover_from_disk.is_some() { 1 } else { self.needed() };
         let needed = needed.min(fencing.config.members.len());
@@ -1085,9 +1120,9 @@ impl Promotion {
 
     /// Another sidecar may have claimed a later epoch, and the members that know of it are out of reach.
     fn look_for_a_successor(&mut self, now: Time, out: &mut Vec<Output>) {
-        let is_cut_off = self.is_cut_off(now);
+        let misses_members = self.misses_members(now);
         let State::Fencing(fencing) = &mut self.state else { return };
-        if is_cut_off && now >= fencing.look_at && !std::mem::replace(&mut fencing.comparing, true) {
+        if misses_members && now >= fencing.look_at && !std::mem::replace(&mut fencing.comparing, true) {
             fencing.look_at = now.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
             out.push(Output::ReadConfig);
         }

@@ -389,6 +389,21 @@ fn group_created_before_a_restart_is_claimed() {
     assert!(matches!(out[..], [Output::Swap(_)]), "{out:?}");
 }
 
+/// It has claimed an epoch, as the store and all standbys know, and cannot win it: another sidecar may.
+#[test]
+fn candidate_that_the_store_does_not_answer_is_cut_off() {
+    let mut fixture = Fixture::start(100);
+    let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(config(1))))) else { panic!("no swap") };
+    let swap = swap.clone();
+    fixture.wait(3199);
+    fixture.step(Input::Swapped(SwapOutcome::Unknown));
+    assert!(!fixture.machine.is_cut_off(fixture.now));
+    fixture.wait(1);
+    assert!(fixture.machine.is_cut_off(fixture.now), "no answer is none");
+    fixture.step(Input::Swapped(SwapOutcome::Conflict(Some(swap.proposed))));
+    assert!(!fixture.machine.is_cut_off(fixture.now), "it has claimed the epoch after all, and fences");
+}
+
 /// Another sidecar may reach the members that it does not reach.
 #[test]
 fn candidate_that_reaches_too_few_members_is_cut_off() {
