@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tailwind_fabric::{AppendBuffer, ChannelError, SharedBuffer};
@@ -16,11 +15,12 @@ use tailwind_protocol::recovery::Reference;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::Context;
 use super::desired::DesiredState;
+use super::log::{self, TermStart};
 use super::member::{MemberLink, Surveyed, survey};
 use super::seat::SeatTasks;
 use super::sources::Sources;
-use super::{Context, log};
 use crate::path::{Command, FromTerm};
 
 /// Pause before a swap of unknown outcome is sent again.
@@ -68,18 +68,21 @@ pub async fn lead(
     let primary = Primary::new(config.clone(), rules, reference, getrandom::u64()?, Time(0), &mut first);
     let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
     tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "primary");
-    let began =
-        log::Term { log: config.log, epoch: config.epoch, first: primary.first_readable(), last: reference.last() };
-    // What the append path last acknowledged may be of a longer log, the end of which a person has given up. The path leads
-    // nothing at the moment, and will say the same once it hears of the term: readers may look before that.
-    context.shared.first.store(began.first.0, Ordering::Release);
-    context.shared.acked.store(began.last.0, Ordering::Release);
-    context.log.begin(began, config.members.clone(), primary.closed().clone(), config.cuts.clone());
     context.contacts.forget_seats();
-    // Every member holds the log: readers need not wait until the members have taken their seats.
-    context.log.set_sources(Sources::of(context, &config));
-    context.path.send(Command::Lead(Box::new(primary), reference.last().0));
-    context.log.announce();
+    let start = TermStart {
+        term: log::Term {
+            log: config.log,
+            epoch: config.epoch,
+            first: primary.first_readable(),
+            last: reference.last(),
+        },
+        required: config.members.clone(),
+        closed: primary.closed().clone(),
+        cuts: config.cuts.clone(),
+        sources: Sources::of(context, &config),
+    };
+    let lead = Command::Lead(Box::new(primary), reference.last().0);
+    context.log.begin(start, &context.shared, || context.path.send(lead));
     let mut term =
         Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new(), unfit: Vec::new() };
     let served = term.config.clone();

@@ -4,6 +4,7 @@
 //! everything before is fetched when it is wanted, from its [`Sources`].
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tailwind_fabric::SharedBuffer;
@@ -13,6 +14,7 @@ use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tokio::sync::watch;
 
 use super::sources::Sources;
+use crate::path::Counters;
 
 /// Where a record is.
 pub enum Location {
@@ -35,11 +37,25 @@ pub struct Term {
     pub last: Lsn,
 }
 
+/// What readers find when a term begins.
+pub struct TermStart {
+    /// The term.
+    pub term: Term,
+    /// The member set.
+    pub required: Vec<MemberRef>,
+    /// The closed segments of the recovered log.
+    pub closed: VecDeque<(SegmentIdentity, Closure)>,
+    /// Where the log has been cut.
+    pub cuts: Vec<Cut>,
+    /// The members to fetch closed segments from: each of them holds the log.
+    pub sources: Sources,
+}
+
 /// What readers look at.
 #[derive(Default)]
 pub struct LogView {
     inner: RwLock<Inner>,
-    /// The term, once the append path is to lead it: who reads until then may append.
+    /// The term, once the append path has been told to lead it.
     leading: watch::Sender<Option<Term>>,
 }
 
@@ -55,16 +71,22 @@ struct Inner {
 }
 
 impl LogView {
-    /// This sidecar begins to lead with this set, and these closed segments of a log that has been cut so.
-    pub fn begin(
-        &self,
-        term: Term,
-        required: Vec<MemberRef>,
-        closed: VecDeque<(SegmentIdentity, Closure)>,
-        cuts: Vec<Cut>,
-    ) {
-        let (term, open, sources) = (Some(term), VecDeque::new(), None);
+    /// Begins a term. `command_to_lead` queues the append path's command to lead. Each step relies on the one before it:
+    ///
+    /// 1. The counters. What the append path last acknowledged may belong to a longer log whose end an administrator has given
+    ///    up: a reader that finds the term would take it for this log's. The path leads nothing yet, so it writes none of them.
+    /// 2. The term. Once the path leads, it hands reads over: one that found no term would end as if the role were lost.
+    /// 3. The command to lead.
+    /// 4. The announcement. It ends a follow whose client may append at once: its connection comes back to the path behind the
+    ///    command, so the client finds a primary.
+    pub fn begin(&self, start: TermStart, counters: &Counters, command_to_lead: impl FnOnce()) {
+        let TermStart { term, required, closed, cuts, sources } = start;
+        counters.first.store(term.first.0, Ordering::Release);
+        counters.acked.store(term.last.0, Ordering::Release);
+        let (term, open, sources) = (Some(term), VecDeque::new(), Some(Arc::new(sources)));
         self.change(|inner| *inner = Inner { term, closed, open, sources, cuts, required });
+        command_to_lead();
+        self.leading.send_replace(term);
     }
 
     /// A swap to this set is about to be sent: until its outcome is known, a successor may take over from either set.
@@ -89,11 +111,6 @@ impl LogView {
     /// Where the log of the present term has been cut.
     pub fn cuts(&self) -> Vec<Cut> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner).cuts.clone()
-    }
-
-    /// The append path has been told to lead: wakes those who wait for it.
-    pub fn announce(&self) {
-        self.leading.send_replace(self.term());
     }
 
     /// This sidecar is no longer primary.
@@ -216,12 +233,36 @@ mod tests {
         numbers.iter().map(member).collect()
     }
 
+    fn start(term: Term, required: Vec<MemberRef>) -> TermStart {
+        TermStart { term, required, closed: VecDeque::new(), cuts: Vec::new(), sources: Sources::new([]) }
+    }
+
+    /// See [`LogView::begin`]: each order is a safety argument.
+    #[test]
+    fn a_term_is_found_before_the_path_leads_and_announced_after() {
+        let (log, counters) = (LogView::default(), Counters::default());
+        counters.acked.store(9, Ordering::Release);
+        let leading = log.leading();
+        let term = Term { first: Lsn(3), last: Lsn(7), ..TERM };
+        let mut commanded = false;
+        log.begin(start(term, members(&[1, 2])), &counters, || {
+            let (first, acked) = (counters.first.load(Ordering::Acquire), counters.acked.load(Ordering::Acquire));
+            assert_eq!((first, acked), (3, 7));
+            assert_eq!(log.term(), Some(term));
+            assert!(log.sources().is_some());
+            assert_eq!(*leading.borrow(), None);
+            commanded = true;
+        });
+        assert!(commanded);
+        assert_eq!(*leading.borrow(), Some(term));
+    }
+
     /// A refill replaces all members but one at once. The watch of the config store plays no part: it may be late.
     #[test]
     fn a_successor_may_take_over_from_either_set_while_a_swap_is_in_flight() {
         let log = LogView::default();
         assert_eq!(log.required(TERM), None);
-        log.begin(TERM, members(&[1, 2]), VecDeque::new(), Vec::new());
+        log.begin(start(TERM, members(&[1, 2])), &Counters::default(), || ());
         assert_eq!(log.required(TERM), Some(members(&[1, 2])));
         log.propose(&members(&[2, 3, 4]));
         log.propose(&members(&[2, 3, 4]));
