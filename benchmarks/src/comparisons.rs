@@ -1,7 +1,6 @@
 //! The comparisons, by name.
 
 mod baselines;
-mod chain;
 mod cpu;
 pub(crate) mod exec;
 mod floors;
@@ -38,7 +37,6 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "scale", about: scale::ABOUT, run: scale::run },
     Definition { name: "recovery", about: recovery::ABOUT, run: recovery::run },
     Definition { name: "baselines", about: baselines::ABOUT, run: baselines::run },
-    Definition { name: "chain", about: chain::ABOUT, run: chain::run },
     Definition { name: "followers", about: followers::ABOUT, run: followers::run },
     Definition { name: "joining", about: joining::ABOUT, run: joining::run },
     Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },

@@ -21,7 +21,6 @@ mod results;
 mod run;
 mod statistics;
 mod targets;
-mod uplink;
 mod workload;
 
 use std::io::Write;

@@ -6,14 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tailwind_client::{Lsn, Options, blocking::Client};
-use tailwind_e2e::certificates::Authority;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
-use tempfile::TempDir;
 
 use crate::load::Connection;
 use crate::machine;
 use crate::results::Contestant;
-use crate::uplink::Uplink;
 
 /// No processor may be so busy that a process of ours counts as dead.
 const SILENCE_MS: &str = "10000";
@@ -51,24 +48,11 @@ pub(crate) struct Ours {
     pub(crate) name: String,
     pub(crate) group: Group,
     shape: Shape,
-    /// The certificates of a group behind an uplink; its processes reread them now and then.
-    certificates: Option<TempDir>,
 }
 
 impl Ours {
     /// Starts a group and waits until all copies are in the set.
     pub(crate) fn start(name: &str, program: &Path, memory: &Path, shape: &Shape) -> Result<Ours> {
-        Ours::start_behind(None, name, program, memory, shape)
-    }
-
-    /// The same, with the sidecars behind this link to the backups.
-    pub(crate) fn start_behind(
-        uplink: Option<&Uplink>,
-        name: &str,
-        program: &Path,
-        memory: &Path,
-        shape: &Shape,
-    ) -> Result<Ours> {
         // A quarter more, for what else lies there. Without room a write into the mapped memory would end a process.
         let needed = shape.copies as f64 * shape.buffers as f64 * SEGMENT_MIB * 1.25 / 1024.0;
         let free = machine::free_gib(memory);
@@ -89,23 +73,11 @@ impl Ours {
             let flags = ["--heartbeat-silence-ms", "--fence-wait-ms", "--rpc-timeout-ms"];
             setup.sidecar_options = flags.map(|flag| (flag, SILENCE_MS.to_owned())).to_vec();
         }
-        let mut certificates = None;
-        if let Some(uplink) = uplink {
-            setup.host = uplink.this_side();
-            let sidecars = (0..setup.sidecars).map(Process::Sidecar);
-            setup.elsewhere = sidecars.map(|sidecar| (sidecar, uplink.far_side())).collect();
-            let folder = tempfile::tempdir().context("make a folder for certificates")?;
-            let names = |kind: &str, count| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
-            let (sidecars, backups) = (names("sidecar", setup.sidecars), names("backup", setup.backups));
-            Authority::generate()?.issue_group(folder.path(), &sidecars, &backups)?;
-            setup.certificates = Some(folder.path().to_owned());
-            certificates = Some(folder);
-        }
         let group = Group::start(setup).with_context(|| format!("start {name}"))?;
         group.wait_for_full_set().with_context(|| format!("start {name}"))?;
         let all_answer = |group: &Group| (0..group.sidecars()).all(|index| !group.status(index).is_null());
         group.wait("all sidecars to answer", all_answer).with_context(|| format!("start {name}"))?;
-        Ok(Ours { name: name.to_owned(), group, shape: shape.clone(), certificates })
+        Ok(Ours { name: name.to_owned(), group, shape: shape.clone() })
     }
 
     /// Its entry in the report.
@@ -115,7 +87,6 @@ impl Ours {
         let version = version.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
         let Shape { fabric, copies, buffers, default_timeouts, ring, .. } = self.shape;
         let way = if ring { "ring" } else { "socket" };
-        let control = if self.certificates.is_some() { "mutual TLS" } else { "token" };
         let timeouts = if default_timeouts {
             String::new()
         } else {
@@ -127,7 +98,7 @@ impl Ours {
             claim: format!("in the memory of all {copies} backups"),
             configuration: format!(
                 "--fabric {fabric} --backups {copies} --segment-size {SEGMENT_MIB}MiB --durability memory, {buffers} buffers a backup; \
-                 control by {control}; appends by the {way}{timeouts}"
+                 control by token; appends by the {way}{timeouts}"
             ),
         }
     }
@@ -162,11 +133,6 @@ impl Ours {
     /// Bytes of log that a record of this size takes, appended alone.
     pub(crate) fn record_cost(&self, size: usize) -> Result<usize> {
         Ok(self.client(Duration::ZERO)?.welcome().limits.batch_size(std::iter::once(size)))
-    }
-
-    /// The last record of the log.
-    pub(crate) fn last(&self) -> Result<Lsn> {
-        Ok(self.client(Duration::ZERO)?.barrier()?.last)
     }
 
     /// Lets go of all records, so that the next measurement finds room on the disks. The last of them may stay.

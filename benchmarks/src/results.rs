@@ -106,8 +106,6 @@ pub(crate) enum Metric {
     Cpu,
     /// The same, as processors in use.
     Processors,
-    /// Bytes that have left the primary for each byte of records.
-    Sent,
     SidecarMemory,
     BackupMemory,
     FirstAck,
@@ -144,7 +142,6 @@ impl Metric {
             Metric::BackupsCpu => "all backups, ns/record",
             Metric::Cpu => "sidecar and backups, ns/record",
             Metric::Processors => "processors in use",
-            Metric::Sent => "sent by the primary, bytes/byte",
             Metric::SidecarMemory => "sidecar, MiB",
             Metric::BackupMemory => "one backup, MiB",
             Metric::FirstAck => "kill to first ack, ms",

@@ -14,10 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 #[cfg(feature = "baselines")]
-use tailwind_fabric::baselines::{
-    Baseline, Carrier, ChainReceiver, ChainSender, MessageReceiver, MessageSender, TcpMessageSender,
-    chain_tcp_receiver, tcp_receiver,
-};
+use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
 use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
@@ -74,14 +71,6 @@ pub enum FabricOption {
     #[cfg(feature = "baselines")]
     #[value(hide = true)]
     RpcPipelinedTcp,
-    /// For ./bench only: messages through shared memory, which each backup writes on to the next
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    ChainShm,
-    /// For ./bench only: messages over TCP, which each backup writes on to the next
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    ChainTcp,
 }
 
 /// An RDMA device, and perhaps one of its ports.
@@ -187,8 +176,6 @@ enum SelectedFabric {
     Messages(Baseline),
     #[cfg(feature = "baselines")]
     TcpMessages(Baseline),
-    #[cfg(feature = "baselines")]
-    Chain(Carrier),
 }
 
 fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<SelectedFabric> {
@@ -221,8 +208,6 @@ fn select_baseline(fabric: FabricOption) -> SelectedFabric {
         FabricOption::RingShm => SelectedFabric::Messages(Baseline::Ring),
         FabricOption::RpcTcp => SelectedFabric::TcpMessages(Baseline::Rpc),
         FabricOption::RpcPipelinedTcp => SelectedFabric::TcpMessages(Baseline::RpcPipelined),
-        FabricOption::ChainShm => SelectedFabric::Chain(Carrier::Shm),
-        FabricOption::ChainTcp => SelectedFabric::Chain(Carrier::Tcp),
         FabricOption::Auto | FabricOption::Verbs | FabricOption::Shm | FabricOption::Tcp => {
             unreachable!("{fabric:?} is no baseline")
         }
@@ -253,10 +238,6 @@ pub fn sidecar(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> any
         SelectedFabric::Messages(baseline) => Ok(SidecarFabric::new(MessageSender::new(baseline), ShmReader)),
         #[cfg(feature = "baselines")]
         SelectedFabric::TcpMessages(baseline) => Ok(SidecarFabric::new(TcpMessageSender::new(baseline), TcpReader)),
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Chain(Carrier::Shm) => Ok(SidecarFabric::new(ChainSender::new(Carrier::Shm), ShmReader)),
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Chain(Carrier::Tcp) => Ok(SidecarFabric::new(ChainSender::new(Carrier::Tcp), TcpReader)),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
@@ -274,9 +255,9 @@ pub fn reader(fabric: FabricOption, rdma: &RdmaOptions, own_ip: IpAddr) -> anyho
         SelectedFabric::Tcp => Arc::new(TcpReader),
         // They share nothing, and say so.
         #[cfg(feature = "baselines")]
-        SelectedFabric::Messages(_) | SelectedFabric::Chain(Carrier::Shm) => Arc::new(ShmReader),
+        SelectedFabric::Messages(_) => Arc::new(ShmReader),
         #[cfg(feature = "baselines")]
-        SelectedFabric::TcpMessages(_) | SelectedFabric::Chain(Carrier::Tcp) => Arc::new(TcpReader),
+        SelectedFabric::TcpMessages(_) => Arc::new(TcpReader),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => Arc::new(VerbsReader::open(&port, rdma.tuning())?),
     })
@@ -309,16 +290,6 @@ pub fn receiver(
         SelectedFabric::Messages(baseline) => {
             data.refuse("shared memory needs no port")?;
             Ok(Box::new(MessageReceiver::new(Arc::clone(pool), baseline)?))
-        }
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Chain(Carrier::Tcp) => {
-            let listener = data_listener(data.data_listen, control, tls)?;
-            Ok(Box::new(chain_tcp_receiver(Arc::clone(pool), listener)?))
-        }
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Chain(Carrier::Shm) => {
-            data.refuse("shared memory needs no port")?;
-            Ok(Box::new(ChainReceiver::new(Arc::clone(pool))?))
         }
         SelectedFabric::Shm => {
             data.refuse("shm needs no port")?;

@@ -40,7 +40,7 @@ pub(super) fn all(results: &Results) -> Vec<Section> {
 
 /// The figures that have no plot.
 pub(super) fn others(out: &mut String, results: &Results) {
-    let found: Vec<String> = [followers(results), takeover(results), joining(results), chain(results)]
+    let found: Vec<String> = [followers(results), takeover(results), joining(results)]
         .into_iter()
         .flatten()
         .map(|text| format!("- {}", wrap(&text).replace('\n', "\n  ")))
@@ -292,16 +292,5 @@ fn joining(results: &Results) -> Option<String> {
         "[A member replaced](benchmarks/joining.tsv): an empty backup copies 1 GiB of log at {} MiB/s, and is in the set after {} ms.",
         at_rest(Metric::CopyRate)?,
         at_rest(Metric::Joined)?
-    ))
-}
-
-fn chain(results: &Results) -> Option<String> {
-    let place = |name| Place("chain", name, "1 MiB: pipelined", Metric::Rate);
-    Some(format!(
-        "[A chain of backups](benchmarks/chain.tsv), which the product does not have \
-         ([decision 38](decisions/0038-no-chain-of-network-cards.md)): {} × the rate of a star for records of 1 MiB behind a link of \
-         1 Gbit/s, and {} × over shared memory.",
-        number(ratio(results, place("chain tcp, 1 Gbit/s"), place("star tcp, 1 Gbit/s"))?),
-        number(ratio(results, place("chain shm"), place("star shm"))?)
     ))
 }

@@ -18,18 +18,9 @@ use rustix::process::Signal;
 use super::hosts::Hosts;
 use super::http;
 use super::observer::{Observer, TIMEOUT};
-use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, in_namespace, is_stopped, with_options};
+use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, is_stopped, with_options};
 use crate::logs::Logs;
 use crate::wait::poll;
-
-/// Another host, as far as the network goes.
-#[derive(Clone, Debug)]
-pub struct NetworkHost {
-    /// Its network namespace, by name: ip-netns(8).
-    pub namespace: String,
-    /// Its address, at which `host` of the [`Setup`] reaches it.
-    pub address: IpAddr,
-}
 
 /// How a group is set up.
 #[derive(Clone, Debug)]
@@ -60,9 +51,7 @@ pub struct Setup {
     pub host: IpAddr,
     /// The address that they listen on, if it is not `host`.
     pub listen: Option<IpAddr>,
-    /// Where processes run, if elsewhere. Needs `certificates`: such an address is none of loopback.
-    pub elsewhere: Vec<(Process, NetworkHost)>,
-    /// Hosts that can be cut off, if processes run on such.
+    /// A host for each process, if they do not run on this one.
     pub hosts: Option<Arc<Hosts>>,
     /// The user that all processes run as, in group 0; this process's own if not given.
     pub user: Option<&'static str>,
@@ -87,7 +76,6 @@ impl Setup {
             certificates: None,
             host: Ipv4Addr::LOCALHOST.into(),
             listen: None,
-            elsewhere: Vec::new(),
             hosts: None,
             user: None,
             memory: std::env::var_os("TAILWIND_TEST_MEMORY").map_or_else(|| "/dev/shm".into(), PathBuf::from),
@@ -183,8 +171,8 @@ impl Group {
             Process::Sidecar(index) => self.sidecar_command(index),
             Process::Backup(index) => self.backup_command(index),
         };
-        let command = match self.elsewhere(process) {
-            Some(host) => in_namespace(&command, &host.namespace),
+        let command = match &self.setup.hosts {
+            Some(hosts) => hosts.place(process, &command)?,
             None => command,
         };
         let command = match self.setup.user {
@@ -194,13 +182,10 @@ impl Group {
         self.instance_mut(process).daemon.start(command)
     }
 
-    fn elsewhere(&self, process: Process) -> Option<&NetworkHost> {
-        self.setup.elsewhere.iter().find(|(placed, _)| *placed == process).map(|(_, host)| host)
-    }
-
     /// Where others reach it.
     fn address(&self, process: Process) -> SocketAddr {
-        let host = self.elsewhere(process).map_or(self.setup.host, |host| host.address);
+        let hosts = self.setup.hosts.as_ref();
+        let host = hosts.and_then(|hosts| hosts.address(process)).unwrap_or(self.setup.host);
         SocketAddr::new(host, self.port(process))
     }
 

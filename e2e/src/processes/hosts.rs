@@ -2,7 +2,7 @@
 //!
 //! Needs root, and `ip` of iproute2.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::group::{NetworkHost, Process, Setup};
+use super::group::{Process, Setup};
+use super::process::in_namespace;
 use crate::certificates::Authority;
 
 /// A network that is reserved for tests of devices (RFC 2544). Each switch has 256 addresses of it.
@@ -24,8 +25,15 @@ static SWITCHES: AtomicU8 = AtomicU8::new(0);
 #[derive(Debug)]
 pub struct Hosts {
     switch: String,
-    hosts: Vec<(Process, NetworkHost)>,
+    hosts: Vec<Host>,
     certificates: TempDir,
+}
+
+#[derive(Debug)]
+struct Host {
+    process: Process,
+    namespace: String,
+    address: IpAddr,
 }
 
 impl Hosts {
@@ -36,22 +44,22 @@ impl Hosts {
         let certificates = tempfile::tempdir().context("make a folder for certificates")?;
         Authority::generate()?.issue_group(certificates.path(), &sidecars, &backups)?;
 
-        let (process, number) = (std::process::id(), SWITCHES.fetch_add(1, Ordering::Relaxed));
+        let (pid, number) = (std::process::id(), SWITCHES.fetch_add(1, Ordering::Relaxed));
         let [a, b] = NETWORK;
         // Other processes may have switches of their own.
-        let block = (process as u8).wrapping_add(number.wrapping_mul(61));
-        let host = |index: usize| NetworkHost {
-            namespace: format!("tailwind-{process}-{number}-{index}"),
+        let block = (pid as u8).wrapping_add(number.wrapping_mul(61));
+        let host = |(index, process): (usize, Process)| Host {
+            process,
+            namespace: format!("tailwind-{pid}-{number}-{index}"),
             address: Ipv4Addr::new(a, b, block, index as u8 + 2).into(),
         };
         let processes = (0..setup.sidecars).map(Process::Sidecar).chain((0..setup.backups).map(Process::Backup));
-        let hosts = processes.enumerate().map(|(index, process)| (process, host(index)));
-        let hosts = Hosts { switch: format!("tw{process}-{number}"), hosts: hosts.collect(), certificates };
+        let hosts = processes.enumerate().map(host).collect();
+        let hosts = Hosts { switch: format!("tw{pid}-{number}"), hosts, certificates };
         let here = Ipv4Addr::new(a, b, block, 1);
         hosts.connect_all(here)?;
         Ok(Setup {
             host: here.into(),
-            elsewhere: hosts.hosts.clone(),
             certificates: Some(hosts.certificates.path().to_owned()),
             hosts: Some(Arc::new(hosts)),
             ..setup
@@ -63,7 +71,7 @@ impl Hosts {
         run(&format!("ip link add {switch} type bridge"))?;
         run(&format!("ip address add {here}/24 dev {switch}"))?;
         run(&format!("ip link set {switch} up"))?;
-        for (index, (_, NetworkHost { namespace, address })) in hosts.iter().enumerate() {
+        for (index, Host { namespace, address, .. }) in hosts.iter().enumerate() {
             let cable = self.cable(index);
             run(&format!("ip netns add {namespace}"))?;
             run(&format!("ip link add {cable} type veth peer name eth0 netns {namespace}"))?;
@@ -85,10 +93,22 @@ impl Hosts {
         self.set(process, "up")
     }
 
+    /// The command, run on the host of this process.
+    pub(super) fn place(&self, process: Process, command: &Command) -> Result<Command> {
+        Ok(in_namespace(command, &self.hosts[self.find(process)?].namespace))
+    }
+
+    pub(super) fn address(&self, process: Process) -> Option<IpAddr> {
+        Some(self.hosts[self.find(process).ok()?].address)
+    }
+
     fn set(&self, process: Process, state: &str) -> Result<()> {
-        let index = self.hosts.iter().position(|(placed, _)| *placed == process);
-        let index = index.with_context(|| format!("{process:?} has no host"))?;
-        run(&format!("ip link set {} {state}", self.cable(index)))
+        run(&format!("ip link set {} {state}", self.cable(self.find(process)?)))
+    }
+
+    fn find(&self, process: Process) -> Result<usize> {
+        let index = self.hosts.iter().position(|host| host.process == process);
+        index.with_context(|| format!("{process:?} has no host"))
     }
 
     /// The switch's end.
@@ -99,7 +119,7 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for (_, NetworkHost { namespace, .. }) in &self.hosts {
+        for Host { namespace, .. } in &self.hosts {
             // The cable goes with it.
             let _ = run(&format!("ip netns delete {namespace}"));
         }

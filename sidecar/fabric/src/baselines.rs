@@ -9,7 +9,6 @@
 //! - `rpc`: a thread receives messages and hands them to a worker, which copies and answers (RAMCloud).
 //! - `ring`: a thread polls a log in the receiver's memory and copies what it finds there (HydraDB).
 //! - `receiver`: the control calls, for shared memory. Over TCP they are those of [`tcp`](crate::tcp).
-//! - `chain`: another topology, where backups write on to one another. It has a module of its own.
 //!
 //! # Why revocation is a barrier
 //!
@@ -34,7 +33,6 @@
 //! process is killed they are gone, where the other fabrics lose nothing (promise 7 holds after an orderly end only). The
 //! sender learns of the death when it next looks at the socket. This is a property of the design, not of this implementation.
 
-mod chain;
 mod channel;
 mod frames;
 mod link;
@@ -54,7 +52,6 @@ use crate::error::FabricError;
 use crate::pool::Pool;
 use crate::tcp::TcpReceiver;
 
-pub use chain::{Carrier, ChainReceiver, ChainSender, chain_tcp_receiver};
 pub use receiver::MessageReceiver;
 pub use sender::{MessageSender, TcpMessageSender};
 

@@ -231,12 +231,6 @@ impl SharedBuffer {
         self.memory.published.load(Ordering::Acquire)
     }
 
-    /// Whether both are the same memory.
-    #[cfg(feature = "baselines")]
-    pub(crate) fn is(&self, other: &SharedBuffer) -> bool {
-        Arc::ptr_eq(&self.memory, &other.memory)
-    }
-
     /// Bytes in all.
     pub fn capacity(&self) -> u32 {
         self.memory.capacity

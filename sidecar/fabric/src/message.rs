@@ -42,9 +42,6 @@ pub enum FabricKind {
     /// Two-sided replication, to compare with.
     #[cfg(feature = "baselines")]
     Baseline(Baseline),
-    /// A chain of members over the memory of this host, to compare with.
-    #[cfg(feature = "baselines")]
-    Chain,
 }
 
 impl fmt::Display for FabricKind {
@@ -59,8 +56,6 @@ impl fmt::Display for FabricKind {
             FabricKind::Baseline(Baseline::RpcPipelined) => "rpc-pipelined-shm",
             #[cfg(feature = "baselines")]
             FabricKind::Baseline(Baseline::Ring) => "ring-shm",
-            #[cfg(feature = "baselines")]
-            FabricKind::Chain => "chain-shm",
         })
     }
 }
@@ -109,9 +104,6 @@ pub enum Offer {
         /// Name of an abstract Unix socket on which the sender listens.
         socket: String,
     },
-    /// Same host: the receiver answers with a socket and a secret.
-    #[cfg(feature = "baselines")]
-    Chain,
 }
 
 /// What a receiver answers to an [`Offer`].
@@ -141,16 +133,6 @@ pub enum ChannelAnswer {
         /// Which one.
         baseline: Baseline,
         /// What the receiver presents to the sender.
-        secret: Secret,
-    },
-    /// The sender, or the member that is to write on to this one, connects and presents the secret.
-    #[cfg(feature = "baselines")]
-    Chain {
-        /// A random number of the receiver: no chain has it twice.
-        receiver: u64,
-        /// Name of an abstract Unix socket on which it listens.
-        socket: String,
-        /// Good for one connection of this writer.
         secret: Secret,
     },
 }
@@ -194,14 +176,6 @@ pub enum Grant {
         /// Bytes of the slot.
         length: u32,
     },
-    /// The same.
-    #[cfg(feature = "baselines")]
-    Chain {
-        /// The key.
-        key: u64,
-        /// Bytes of the slot.
-        length: u32,
-    },
 }
 
 impl Grant {
@@ -210,7 +184,7 @@ impl Grant {
         let length = match self {
             Grant::Verbs { length, .. } | Grant::Shm { length, .. } | Grant::Tcp { length, .. } => *length,
             #[cfg(feature = "baselines")]
-            Grant::Baseline { length, .. } | Grant::Chain { length, .. } => *length,
+            Grant::Baseline { length, .. } => *length,
         };
         if length < size { Err(FabricError::TooShort { length, size }) } else { Ok(()) }
     }
@@ -249,7 +223,7 @@ pub enum ReadGrant {
 }
 
 macro_rules! kind {
-    ($($message:ident $($baseline:ident $chain:ident)?),*) => {$(
+    ($($message:ident $($baseline:ident)?),*) => {$(
         impl $message {
             /// The fabric that it is for.
             pub(crate) fn kind(&self) -> FabricKind {
@@ -260,12 +234,10 @@ macro_rules! kind {
                     $(
                         #[cfg(feature = "baselines")]
                         $message::$baseline { baseline, .. } => FabricKind::Baseline(*baseline),
-                        #[cfg(feature = "baselines")]
-                        $message::$chain { .. } => FabricKind::Chain,
                     )?
                 }
             }
         }
     )*};
 }
-kind!(Offer Baseline Chain, ChannelAnswer Baseline Chain, Grant Baseline Chain, ReadGrant);
+kind!(Offer Baseline, ChannelAnswer Baseline, Grant Baseline, ReadGrant);

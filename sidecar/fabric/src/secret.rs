@@ -25,12 +25,6 @@ impl Secret {
         Ok(Secret(digits))
     }
 
-    /// One that another process was given.
-    #[cfg(feature = "baselines")]
-    pub(crate) fn given(digits: &str) -> Secret {
-        Secret(digits.to_owned())
-    }
-
     /// As it goes over the wire; `None` for a text of the wrong length, which no receiver can have made.
     pub(crate) fn digits(&self) -> Option<[u8; SECRET_SIZE]> {
         self.0.as_bytes().try_into().ok()

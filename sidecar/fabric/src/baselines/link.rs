@@ -1,9 +1,8 @@
-//! One end of what carries messages in one direction and answers in the other: shared memory or TCP.
+//! The sender's end of what carries messages in one direction and answers in the other: shared memory or TCP.
 //!
-//! The sender's end is used by [`channel`](super::channel); in a [`chain`](super::chain), whose links are alike, both ends are.
-//! No link allocates, blocks or locks.
+//! Used by [`channel`](super::channel). No link allocates, blocks or locks.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use std::{fmt, io};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
-use tailwind_ring::{BadPosition, ClientEnd, Consumer, Producer, SidecarEnd};
+use tailwind_ring::{BadPosition, ClientEnd, Consumer, Producer};
 
 use crate::error::ChannelError;
 
@@ -28,10 +27,6 @@ pub(super) trait Link: fmt::Debug + Send {
     fn readiness(&self) -> BorrowedFd<'_>;
     /// Before sleeping on the readiness; true when there is something already. `full`: room is waited for too.
     fn arm(&mut self, full: bool) -> bool;
-    /// What a sleeper polls the readiness for.
-    fn events(&self, full: bool) -> PollFlags;
-    /// Ends the link: the other end learns of it at once.
-    fn close(&mut self);
 }
 
 /// A connection that comes before the deadline, and the time that was left; none if the peer that connected is gone again. The
@@ -72,12 +67,6 @@ impl ShmLink {
     /// The sender's end, over a non-blocking socket.
     pub(super) fn new(end: ClientEnd, socket: UnixStream) -> ShmLink {
         let ClientEnd { requests: outgoing, answers: incoming } = end;
-        ShmLink { outgoing, incoming, socket, armed: false, checks: 0 }
-    }
-
-    /// The receiver's.
-    pub(super) fn of_receiver(end: SidecarEnd, socket: UnixStream) -> ShmLink {
-        let SidecarEnd { requests: incoming, answers: outgoing } = end;
         ShmLink { outgoing, incoming, socket, armed: false, checks: 0 }
     }
 
@@ -152,16 +141,6 @@ impl Link for ShmLink {
         let no_room = !full || self.outgoing.may_sleep();
         !(nothing_arrived && no_room && self.outgoing.is_open())
     }
-
-    /// Room is told of through the socket too.
-    fn events(&self, _full: bool) -> PollFlags {
-        PollFlags::IN
-    }
-
-    fn close(&mut self) {
-        self.incoming.close();
-        let _ = self.socket.shutdown(Shutdown::Both);
-    }
 }
 
 fn protocol(_: BadPosition) -> ChannelError {
@@ -217,13 +196,5 @@ impl Link for TcpLink {
     /// A socket stays readable until it is read. What finds no room follows an answer, or the next tick.
     fn arm(&mut self, _full: bool) -> bool {
         false
-    }
-
-    fn events(&self, full: bool) -> PollFlags {
-        if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
-    }
-
-    fn close(&mut self) {
-        let _ = self.0.shutdown(Shutdown::Both);
     }
 }

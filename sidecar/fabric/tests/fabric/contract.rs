@@ -73,10 +73,7 @@ mod rdma {
 /// Two-sided replication, which `./bench` compares with.
 #[cfg(feature = "baselines")]
 mod two_sided {
-    use tailwind_fabric::baselines::{
-        Baseline, Carrier, ChainReceiver, ChainSender, MessageReceiver, MessageSender, TcpMessageSender,
-        chain_tcp_receiver, tcp_receiver,
-    };
+    use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
 
     use super::*;
 
@@ -108,31 +105,6 @@ mod two_sided {
 
         fn sender() -> Box<dyn Sender> {
             Box::new(TcpMessageSender::new(Baseline::RpcPipelined))
-        }
-    }
-
-    /// A world has one receiver, so each of its channels is a chain of one. `chain.rs` has longer ones.
-    pub(super) struct ChainShm;
-
-    impl Harness for ChainShm {
-        fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
-            Box::new(ChainReceiver::new(pool).unwrap())
-        }
-
-        fn sender() -> Box<dyn Sender> {
-            Box::new(ChainSender::new(Carrier::Shm))
-        }
-    }
-
-    pub(super) struct ChainTcp;
-
-    impl Harness for ChainTcp {
-        fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
-            Box::new(chain_tcp_receiver(pool, TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap())
-        }
-
-        fn sender() -> Box<dyn Sender> {
-            Box::new(ChainSender::new(Carrier::Tcp))
         }
     }
 }
@@ -261,9 +233,7 @@ contract_suite!(
     rpc_shm: two_sided::Rpc, cfg(test);
     rpc_pipelined_shm: two_sided::RpcPipelined, cfg(test);
     ring_shm: two_sided::Ring, cfg(test);
-    rpc_tcp: two_sided::RpcTcp, cfg(test);
-    chain_shm: two_sided::ChainShm, cfg(test);
-    chain_tcp: two_sided::ChainTcp, cfg(test)
+    rpc_tcp: two_sided::RpcTcp, cfg(test)
 );
 
 /// Nobody reads from the baselines.

@@ -2,8 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 mod baselines_do_not_ship;
-#[cfg(feature = "baselines")]
-mod chain;
 mod contract;
 mod grants;
 mod pool;
