@@ -8,13 +8,13 @@
 use std::convert::Infallible as SelectedPort;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-#[cfg(feature = "baselines")]
-use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
+use tailwind_fabric::baselines::BaselineChoice;
 use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
@@ -41,36 +41,44 @@ pub fn heartbeat_factor(fabric: FabricKind) -> u32 {
 }
 
 /// Which fabric moves the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricOption {
-    /// verbs if there is an RDMA device, else tcp with a warning
+    /// `Verbs` if there is an RDMA device, else `Tcp`.
     Auto,
-    /// One-sided RDMA writes (RoCE v2 or InfiniBand): backups spend no CPU
+    /// One-sided RDMA writes.
     Verbs,
-    /// Memory of the same host, written directly: one machine, for development and tests
+    /// Memory of the same host.
     Shm,
-    /// TCP, on any network: backups spend CPU on copying
+    /// TCP, on any network.
     Tcp,
-    /// For ./bench only: messages through shared memory that backups answer, one at a time
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    RpcShm,
-    /// For ./bench only: the same, several at a time
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    RpcPipelinedShm,
-    /// For ./bench only: a log in each backup's memory, which the backup applies later. Loses records with its process
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    RingShm,
-    /// For ./bench only: messages over TCP that backups answer, one at a time
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    RpcTcp,
-    /// For ./bench only: the same, several at a time
-    #[cfg(feature = "baselines")]
-    #[value(hide = true)]
-    RpcPipelinedTcp,
+    /// One that `./bench` compares with. Nothing that ships has any.
+    Baseline(BaselineChoice),
+}
+
+impl ValueEnum for FabricOption {
+    fn value_variants<'a>() -> &'a [FabricOption] {
+        static ALL: LazyLock<Vec<FabricOption>> = LazyLock::new(|| {
+            let baselines = BaselineChoice::ALL.iter().copied().map(FabricOption::Baseline);
+            [FabricOption::Auto, FabricOption::Verbs, FabricOption::Shm, FabricOption::Tcp]
+                .into_iter()
+                .chain(baselines)
+                .collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            FabricOption::Auto => ("auto", "verbs if there is an RDMA device, else tcp with a warning"),
+            FabricOption::Verbs => ("verbs", "One-sided RDMA writes (RoCE v2 or InfiniBand): backups spend no CPU"),
+            FabricOption::Shm => {
+                ("shm", "Memory of the same host, written directly: one machine, for development and tests")
+            }
+            FabricOption::Tcp => ("tcp", "TCP, on any network: backups spend CPU on copying"),
+            FabricOption::Baseline(baseline) => return Some(PossibleValue::new(baseline.name()).hide(true)),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
 }
 
 /// An RDMA device, and perhaps one of its ports.
@@ -172,10 +180,7 @@ enum SelectedFabric {
     Verbs(SelectedPort),
     Shm,
     Tcp,
-    #[cfg(feature = "baselines")]
-    Messages(Baseline),
-    #[cfg(feature = "baselines")]
-    TcpMessages(Baseline),
+    Baseline(BaselineChoice),
 }
 
 fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<SelectedFabric> {
@@ -194,22 +199,12 @@ fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
                 Ok(SelectedFabric::Tcp)
             }
         },
-        #[cfg(feature = "baselines")]
-        baseline => Ok(select_baseline(baseline)),
-    }
-}
-
-#[cfg(feature = "baselines")]
-fn select_baseline(fabric: FabricOption) -> SelectedFabric {
-    tracing::warn!(?fabric, "replication by messages, for ./bench only: keep no data here that matters");
-    match fabric {
-        FabricOption::RpcShm => SelectedFabric::Messages(Baseline::Rpc),
-        FabricOption::RpcPipelinedShm => SelectedFabric::Messages(Baseline::RpcPipelined),
-        FabricOption::RingShm => SelectedFabric::Messages(Baseline::Ring),
-        FabricOption::RpcTcp => SelectedFabric::TcpMessages(Baseline::Rpc),
-        FabricOption::RpcPipelinedTcp => SelectedFabric::TcpMessages(Baseline::RpcPipelined),
-        FabricOption::Auto | FabricOption::Verbs | FabricOption::Shm | FabricOption::Tcp => {
-            unreachable!("{fabric:?} is no baseline")
+        FabricOption::Baseline(baseline) => {
+            tracing::warn!(
+                fabric = baseline.name(),
+                "replication by messages, for ./bench only: keep no data here that matters"
+            );
+            Ok(SelectedFabric::Baseline(baseline))
         }
     }
 }
@@ -233,11 +228,9 @@ pub fn sidecar(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> any
     match select(fabric, rdma, address)? {
         SelectedFabric::Shm => Ok(SidecarFabric::new(ShmSender::default(), ShmReader)),
         SelectedFabric::Tcp => Ok(SidecarFabric::new(TcpSender::default(), TcpReader)),
-        // Backups of the baselines share nothing, and tell readers so.
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Messages(baseline) => Ok(SidecarFabric::new(MessageSender::new(baseline), ShmReader)),
-        #[cfg(feature = "baselines")]
-        SelectedFabric::TcpMessages(baseline) => Ok(SidecarFabric::new(TcpMessageSender::new(baseline), TcpReader)),
+        SelectedFabric::Baseline(baseline) => {
+            Ok(SidecarFabric { sender: baseline.sender(), reader: baseline.reader() })
+        }
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
@@ -253,11 +246,7 @@ pub fn reader(fabric: FabricOption, rdma: &RdmaOptions, own_ip: IpAddr) -> anyho
     Ok(match select(fabric, rdma, own_ip)? {
         SelectedFabric::Shm => Arc::new(ShmReader),
         SelectedFabric::Tcp => Arc::new(TcpReader),
-        // They share nothing, and say so.
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Messages(_) => Arc::new(ShmReader),
-        #[cfg(feature = "baselines")]
-        SelectedFabric::TcpMessages(_) => Arc::new(TcpReader),
+        SelectedFabric::Baseline(baseline) => baseline.reader(),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => Arc::new(VerbsReader::open(&port, rdma.tuning())?),
     })
@@ -281,15 +270,14 @@ pub fn receiver(
             tracing::info!(address = %receiver.address(), "listening for records");
             Ok(Box::new(receiver))
         }
-        #[cfg(feature = "baselines")]
-        SelectedFabric::TcpMessages(_) => {
-            let listener = data_listener(data.data_listen, control, tls)?;
-            Ok(Box::new(tcp_receiver(Arc::clone(pool), listener)?))
-        }
-        #[cfg(feature = "baselines")]
-        SelectedFabric::Messages(baseline) => {
-            data.refuse("shared memory needs no port")?;
-            Ok(Box::new(MessageReceiver::new(Arc::clone(pool), baseline)?))
+        SelectedFabric::Baseline(baseline) => {
+            let listener = if baseline.is_over_tcp() {
+                Some(data_listener(data.data_listen, control, tls)?)
+            } else {
+                data.refuse("shared memory needs no port")?;
+                None
+            };
+            Ok(baseline.receiver(Arc::clone(pool), listener)?)
         }
         SelectedFabric::Shm => {
             data.refuse("shm needs no port")?;

@@ -4,6 +4,7 @@
 //! processor does, told by messages. `docs/decisions/0040-two-sided-baselines.md` says which systems they stand for, why the
 //! comparison is fair, and why they never ship. In the order in which bytes meet them:
 //!
+//! - `choice`: which of them a program has been told to run.
 //! - `sender` and its `channel`: non-blocking, driven by the append path.
 //! - `link`: what carries the bytes, shared memory or TCP.
 //! - `rpc`: a thread receives messages and hands them to a worker, which copies and answers (RAMCloud).
@@ -34,6 +35,7 @@
 //! sender learns of the death when it next looks at the socket. This is a property of the design, not of this implementation.
 
 mod channel;
+mod choice;
 mod frames;
 mod link;
 mod receiver;
@@ -52,6 +54,7 @@ use crate::error::FabricError;
 use crate::pool::Pool;
 use crate::tcp::TcpReceiver;
 
+pub use choice::BaselineChoice;
 pub use receiver::MessageReceiver;
 pub use sender::{MessageSender, TcpMessageSender};
 

@@ -8,6 +8,9 @@
 
 #[cfg(feature = "baselines")]
 pub mod baselines;
+#[cfg(not(feature = "baselines"))]
+#[path = "no_baselines.rs"]
+pub mod baselines;
 pub mod buffer;
 mod bus_error;
 pub mod contract;
