@@ -9,19 +9,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use futures_util::{Stream, StreamExt};
+use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::controller::{Action, Config as ControllerConfig, Controller};
 use serde_json::json;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::{Instrument, Span, error, info, info_span, warn};
 
 use self::watches::{FixedPause, Interruptions};
 use crate::apply;
-use crate::cache::{Group, GroupRef, Writers, group_ref};
+use crate::cache::{Group, GroupRef, Writers};
 use crate::context::{Context, key};
 use crate::error::{Class, Error};
 use crate::metrics::Reported;
@@ -30,7 +29,6 @@ use crate::observed::Observed;
 use crate::plan::news::News;
 use crate::plan::phase::PhaseReason;
 use crate::plan::{self, Notice, Plan, Rollout, plan};
-use crate::rollouts::Key;
 use crate::wake::Wakes;
 
 /// Reconciles wait so long for the first lists of everything.
@@ -64,7 +62,7 @@ impl ReconcileError {
 pub(crate) async fn run(
     context: Arc<Context>,
     writers: Writers,
-    woken: mpsc::UnboundedReceiver<Key>,
+    wakes: Arc<Wakes>,
     namespace: Option<String>,
     concurrency: u16,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -74,14 +72,12 @@ pub(crate) async fn run(
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
-    let wakes = Arc::new(Wakes::default());
     let changed = watches::groups(&context, groups, writers.groups);
     let mut controller = Controller::for_stream(changed, context.cache.groups.clone())
         .with_config(ControllerConfig::default().concurrency(concurrency))
         .trigger_backoff(FixedPause)
         .graceful_shutdown_on(stop)
-        .reconcile_on(Arc::clone(&wakes).stream())
-        .reconcile_on(woken_groups(woken));
+        .reconcile_on(Arc::clone(&wakes).stream());
     for (resource, writer) in writers.objects {
         let api: Api<DynamicObject> = match &namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -102,14 +98,6 @@ pub(crate) async fn run(
         () = watches::pods(&context, &wakes) => bail!("the watch of pods has ended"),
         () = watches::nodes(&context, &wakes) => bail!("the watch of nodes has ended"),
     }
-}
-
-/// Groups whose turn it is to be updated.
-fn woken_groups(woken: mpsc::UnboundedReceiver<Key>) -> impl Stream<Item = GroupRef> + Send {
-    futures_util::stream::unfold(woken, |mut woken| async {
-        let (namespace, name) = woken.recv().await?;
-        Some((group_ref(&namespace, &name), woken))
-    })
 }
 
 async fn reconcile(group: Arc<Group>, context: Arc<Context>) -> Result<Action, ReconcileError> {

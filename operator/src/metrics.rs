@@ -288,7 +288,7 @@ impl Metrics {
         let reported = Reported { damaged: Some(0), stale_readers: Some(0) };
         metrics.saw("shop", "orders", &status, Some(0), reported);
         metrics.refused("shop", "stock", "other/tailwind-operator");
-        let (rollouts, _woken) = Rollouts::new(1);
+        let rollouts = Rollouts::new(1, Arc::default());
         metrics.set_rollouts(Arc::new(rollouts));
         metrics.snapshot()
     }

@@ -7,11 +7,11 @@
 //! fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::mpsc;
-
+use crate::cache::group_ref;
 use crate::plan::Rollout;
+use crate::wake::Wakes;
 
 /// A group: its namespace and its name.
 pub(crate) type Key = (String, String);
@@ -22,14 +22,13 @@ pub(crate) struct Rollouts {
     max: usize,
     groups: Mutex<BTreeMap<Key, Rollout>>,
     /// Groups to look at again, since it is their turn.
-    wake: mpsc::UnboundedSender<Key>,
+    wakes: Arc<Wakes>,
 }
 
 impl Rollouts {
-    /// Nothing is known about any group. What comes out of the receiver has to be reconciled.
-    pub(crate) fn new(max: u16) -> (Rollouts, mpsc::UnboundedReceiver<Key>) {
-        let (wake, woken) = mpsc::unbounded_channel();
-        (Rollouts { max: usize::from(max), groups: Mutex::default(), wake }, woken)
+    /// Nothing is known about any group. Groups whose turn it is are added to `wakes`.
+    pub(crate) fn new(max: u16, wakes: Arc<Wakes>) -> Rollouts {
+        Rollouts { max: usize::from(max), groups: Mutex::default(), wakes }
     }
 
     fn groups(&self) -> MutexGuard<'_, BTreeMap<Key, Rollout>> {
@@ -89,10 +88,8 @@ impl Rollouts {
     }
 
     fn wake_next(&self, groups: &mut BTreeMap<Key, Rollout>, all: impl Fn() -> Option<BTreeSet<Key>>) {
-        for key in next(groups, all, self.max) {
-            // The receiver is gone only when everything ends.
-            let _ = self.wake.send(key);
-        }
+        let next = next(groups, all, self.max);
+        self.wakes.add(next.iter().map(|(namespace, name)| group_ref(namespace, name)));
     }
 }
 
@@ -121,31 +118,36 @@ mod tests {
         move || Some(names.iter().map(|name| key(name)).collect())
     }
 
-    fn woken(receiver: &mut mpsc::UnboundedReceiver<Key>) -> Vec<String> {
-        std::iter::from_fn(|| receiver.try_recv().ok()).map(|(_, name)| name).collect()
+    fn rollouts(max: u16) -> Rollouts {
+        Rollouts::new(max, Arc::default())
+    }
+
+    fn woken(rollouts: &Rollouts) -> Vec<String> {
+        let names: BTreeSet<String> = rollouts.wakes.take().into_iter().map(|group| group.name).collect();
+        names.into_iter().collect()
     }
 
     /// As after each start of an operator: whichever group is looked at last, the first one is woken.
     #[test]
     fn the_last_group_that_becomes_known_wakes_the_first() {
-        let (rollouts, mut receiver) = Rollouts::new(1);
+        let rollouts = rollouts(1);
         let all = all(&["a", "b", "c"]);
         for name in ["b", "a", "c"] {
             assert!(!rollouts.claim(&key(name), all), "{name}");
             rollouts.saw(&key(name), Rollout::Queued, all);
         }
-        assert_eq!(woken(&mut receiver), ["a"]);
+        assert_eq!(woken(&rollouts), ["a"]);
         assert!(rollouts.claim(&key("a"), all));
     }
 
     #[test]
     fn the_first_by_name_begin_and_the_others_follow() {
-        let (rollouts, mut receiver) = Rollouts::new(2);
+        let rollouts = rollouts(2);
         let all = all(&["a", "b", "c", "d"]);
         for name in ["d", "c", "b", "a"] {
             rollouts.saw(&key(name), Rollout::Queued, all);
         }
-        woken(&mut receiver);
+        woken(&rollouts);
         assert!(!rollouts.claim(&key("c"), all));
         assert!(rollouts.claim(&key("b"), all));
         assert!(rollouts.claim(&key("b"), all), "its status was not written: it asks again");
@@ -153,9 +155,9 @@ mod tests {
         assert!(!rollouts.claim(&key("c"), all));
         assert_eq!(rollouts.counts(), (2, 2));
         rollouts.saw(&key("b"), Rollout::Underway, all);
-        assert_eq!(woken(&mut receiver), Vec::<String>::new());
+        assert_eq!(woken(&rollouts), Vec::<String>::new());
         rollouts.saw(&key("b"), Rollout::Idle, all);
-        assert_eq!(woken(&mut receiver), ["c"]);
+        assert_eq!(woken(&rollouts), ["c"]);
         assert!(rollouts.claim(&key("c"), all) && !rollouts.claim(&key("d"), all));
         let without =
             |name: &'static str| move || all().map(|all| all.into_iter().filter(|(_, n)| n != name).collect());
@@ -163,14 +165,26 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_is_woken_again_waits_once() {
+        let rollouts = rollouts(1);
+        let all = all(&["a", "b"]);
+        rollouts.saw(&key("b"), Rollout::Queued, all);
+        for _ in 0..1000 {
+            rollouts.saw(&key("a"), Rollout::Underway, all);
+            rollouts.saw(&key("a"), Rollout::Idle, all);
+        }
+        assert_eq!(rollouts.wakes.take().len(), 1);
+    }
+
+    #[test]
     fn a_group_that_fails_keeps_nobody_waiting() {
-        let (rollouts, mut receiver) = Rollouts::new(1);
+        let rollouts = rollouts(1);
         let all = all(&["a", "b"]);
         rollouts.saw(&key("a"), Rollout::Queued, all);
         rollouts.saw(&key("b"), Rollout::Queued, all);
-        woken(&mut receiver);
+        woken(&rollouts);
         rollouts.pass_over(&key("a"), all);
-        assert_eq!(woken(&mut receiver), ["b"]);
+        assert_eq!(woken(&rollouts), ["b"]);
         assert!(rollouts.claim(&key("b"), all));
         rollouts.pass_over(&key("b"), all);
         assert!(!rollouts.claim(&key("a"), all), "the other has begun, whatever fails");
@@ -178,34 +192,34 @@ mod tests {
 
     #[test]
     fn nothing_begins_before_the_groups_are_listed() {
-        let (rollouts, _receiver) = Rollouts::new(2);
+        let rollouts = rollouts(2);
         assert!(!rollouts.claim(&key("a"), || None));
     }
 
     #[test]
     fn a_new_leader_begins_nothing_before_it_has_looked() {
-        let (rollouts, mut receiver) = Rollouts::new(2);
+        let rollouts = rollouts(2);
         let all = all(&["a", "b", "c", "d"]);
         assert!(!rollouts.claim(&key("a"), all), "three others may have begun");
         rollouts.saw(&key("d"), Rollout::Underway, all);
         assert!(!rollouts.claim(&key("a"), all));
         rollouts.saw(&key("c"), Rollout::Idle, all);
         rollouts.saw(&key("b"), Rollout::Idle, all);
-        assert_eq!(woken(&mut receiver), ["a"]);
+        assert_eq!(woken(&rollouts), ["a"]);
         assert!(rollouts.claim(&key("a"), all));
     }
 
     #[test]
     fn a_stalled_group_gives_its_place_back() {
-        let (rollouts, mut receiver) = Rollouts::new(1);
+        let rollouts = rollouts(1);
         let all = all(&["a", "b", "c"]);
         rollouts.saw(&key("a"), Rollout::Underway, all);
         rollouts.saw(&key("b"), Rollout::Queued, all);
         rollouts.saw(&key("c"), Rollout::Queued, all);
         assert!(!rollouts.claim(&key("b"), all));
-        woken(&mut receiver);
+        woken(&rollouts);
         rollouts.saw(&key("a"), Rollout::Stalled, all);
-        assert_eq!(woken(&mut receiver), ["b"]);
+        assert_eq!(woken(&rollouts), ["b"]);
         assert!(rollouts.claim(&key("b"), all));
         rollouts.saw(&key("a"), Rollout::Underway, all);
         rollouts.saw(&key("b"), Rollout::Idle, all);
@@ -217,7 +231,7 @@ mod tests {
     /// What has begun under a larger limit comes to its end.
     #[test]
     fn a_smaller_limit_stops_nobody() {
-        let (rollouts, _receiver) = Rollouts::new(1);
+        let rollouts = rollouts(1);
         let all = all(&["a", "b", "c"]);
         rollouts.saw(&key("b"), Rollout::Underway, all);
         rollouts.saw(&key("c"), Rollout::Underway, all);

@@ -27,6 +27,7 @@ use crate::platform::Platform;
 use crate::probe::Prober;
 use crate::rollouts::Rollouts;
 use crate::server_version::ServerVersion;
+use crate::wake::Wakes;
 use crate::{controller, webhook};
 
 /// Between two looks for the definition of ReplicaGroup.
@@ -114,8 +115,8 @@ async fn lead(
     }
     let (cache, writers) = Cache::new(server);
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
-    let (rollouts, woken) = Rollouts::new(options.max_concurrent_rollouts);
-    let rollouts = Arc::new(rollouts);
+    let wakes = Arc::new(Wakes::default());
+    let rollouts = Arc::new(Rollouts::new(options.max_concurrent_rollouts, Arc::clone(&wakes)));
     metrics.set_rollouts(Arc::clone(&rollouts));
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
@@ -131,7 +132,7 @@ async fn lead(
         failures: Failures::default(),
     });
     let namespace = options.watch_namespace.clone();
-    let reconciles = controller::run(context, writers, woken, namespace, options.concurrency, until(stopped));
+    let reconciles = controller::run(context, writers, wakes, namespace, options.concurrency, until(stopped));
     tokio::select! {
         result = reconciles => result?,
         lost = elector.keep() => return Err(lost),

@@ -62,7 +62,7 @@ pub(crate) fn context(client: Client) -> (Context, Writers) {
         server: ServerVersion::TARGET,
         settings: Settings { sidecar_image: "sidecar".to_owned(), ..Settings::default() },
         installation: Installation { name: "ops/tailwind".to_owned(), class: None },
-        rollouts: Arc::new(Rollouts::new(3).0),
+        rollouts: Arc::new(Rollouts::new(3, Arc::default())),
         cache,
         memories: Memories::default(),
         metrics: Arc::default(),

@@ -66,12 +66,16 @@ impl Wakes {
         }
     }
 
+    /// The groups that are to be looked at now.
+    pub(crate) fn take(&self) -> HashSet<GroupRef> {
+        std::mem::take(&mut self.groups.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Each group that is added, once if it is added again before it is taken.
     pub(crate) fn stream(self: Arc<Wakes>) -> impl Stream<Item = GroupRef> + Send + use<> {
         let batches = stream::unfold(self, |wakes| async {
             wakes.added.notified().await;
-            let groups = std::mem::take(&mut *wakes.groups.lock().unwrap_or_else(PoisonError::into_inner));
-            Some((stream::iter(groups), wakes))
+            Some((stream::iter(wakes.take()), wakes))
         });
         batches.flatten()
     }
