@@ -6,11 +6,12 @@
 //!
 //! [`exec`] starts unmodified programs beside sidecars: [`redis`], [`postgres`], and a service on [`sqlite`]. [`exec_client`]
 //! knows what they have answered, [`exec_faults`] is what dies around them. For a million writes there are
-//! [`writers`], each with a [`ledger`].
+//! [`writers`], each with a [`client_writes`].
 
 pub mod app;
 pub mod background;
 pub mod checker;
+pub mod client_writes;
 pub mod damage;
 pub mod exec;
 pub mod exec_client;
@@ -20,7 +21,6 @@ pub mod group;
 pub mod hosts;
 pub mod http;
 pub mod kv;
-pub mod ledger;
 pub mod observer;
 pub mod postgres;
 pub mod process;

@@ -1,8 +1,8 @@
-//! The load generator of the tests in virtual machines and in a cluster, and the ledger that checks what it reports.
+//! The load generator of the tests in virtual machines and in a cluster, and the oracle that checks what it reports.
 //!
 //! `append` waits until its sidecar is primary, reads the whole log, and appends numbered records with many in flight; it may
-//! be killed or frozen at any moment. It reports to a ledger in a pod (`ledger`), or to a file that
-//! [`fleet`](tailwind_e2e::machines::fleet) reads. What is checked is in [`ledger`](tailwind_e2e::cluster::ledger).
+//! be killed or frozen at any moment. It reports to an oracle in a pod (`oracle`), or to a file that
+//! [`fleet`](tailwind_e2e::machines::fleet) reads. What is checked is in [`ack_oracle`](tailwind_e2e::cluster::ack_oracle).
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Parser};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Ack, Error, Lsn, Options};
-use tailwind_e2e::cluster::ledger::{Ledger, LedgerRequest, LedgerResponse, RecordId, Run, STOPPED, push};
+use tailwind_e2e::cluster::ack_oracle::{AckOracle, OracleRequest, OracleResponse, RecordId, Run, STOPPED, push};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Appends numbered records, reads them back, or keeps account of them.
@@ -35,7 +35,7 @@ enum Command {
         length_max: u64,
     },
     /// Check what loaders report
-    Ledger {
+    Oracle {
         /// Where
         #[arg(long, default_value = "0.0.0.0:7000")]
         listen: String,
@@ -47,10 +47,10 @@ struct Append {
     /// The sidecar's
     #[arg(long, env = "TAILWIND_SOCKET", default_value = "/run/tailwind/log.sock")]
     socket: PathBuf,
-    /// The ledger's HOST:PORT
-    #[arg(long, env = "LEDGER", required_unless_present = "report", conflicts_with = "report")]
-    ledger: Option<String>,
-    /// The file to report to, instead of a ledger: for one session, which ends when FILE.stop appears
+    /// The oracle's HOST:PORT
+    #[arg(long, env = "ORACLE", required_unless_present = "report", conflicts_with = "report")]
+    oracle: Option<String>,
+    /// The file to report to, instead of an oracle: for one session, which ends when FILE.stop appears
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Name to report under
@@ -73,8 +73,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Pause before the next attempt to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// How long the ledger may take to be reached, or to take bytes.
-const LEDGER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the oracle may take to be reached, or to take bytes.
+const ORACLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> Result<()> {
     exit_on_sigterm();
@@ -85,7 +85,7 @@ fn main() -> Result<()> {
             println!("{}", serde_json::to_string(&runs)?);
             Ok(())
         }
-        Command::Ledger { listen } => serve_ledger(&listen),
+        Command::Oracle { listen } => serve_oracle(&listen),
     }
 }
 
@@ -145,7 +145,7 @@ fn run_session(client: &mut Client, options: &Append, reporter: &mut Reporter) -
         "primary: epoch {epoch}, {} records so far, session {session:x}",
         runs.last().map_or(0, |run| run.end() - 1)
     );
-    reporter.begin_session(LedgerRequest::Began { pod: options.name.clone(), epoch, session, runs }, session);
+    reporter.begin_session(OracleRequest::Began { pod: options.name.clone(), epoch, session, runs }, session);
     let mut flow = Flow { session, submitted: 0, answered: 0, acked: Vec::new() };
     let (mut looked, mut replayed) = (Instant::now(), 0);
     // When the next record is due. After a pause without acks at most a window of records is made up for.
@@ -175,7 +175,7 @@ fn run_session(client: &mut Client, options: &Append, reporter: &mut Reporter) -
             let request = reporter.requested();
             flow.finish(client, reporter)?;
             let (_, runs) = read_or_report(client, options, reporter)?;
-            reporter.report(LedgerRequest::Replayed { request, session, runs });
+            reporter.report(OracleRequest::Replayed { request, session, runs });
             replayed = request;
         }
         if flow.in_flight() == 0 {
@@ -190,7 +190,7 @@ fn read_or_report(client: &mut Client, options: &Append, reporter: &mut Reporter
     let log = read_log(client, options.length_max)?;
     client.set_timeout(Some(POLL_INTERVAL)).context("set a timeout")?;
     log.or_else(|what| {
-        reporter.report(LedgerRequest::Violation { what: what.clone() });
+        reporter.report(OracleRequest::Violation { what: what.clone() });
         bail!(what)
     })
 }
@@ -278,7 +278,7 @@ impl Flow {
 
 // ---- Its reports ------------------------------------------------------------------------------------------------------
 
-/// Reports to a ledger or to a file. When the connection to the ledger breaks, it may have missed something: everything of
+/// Reports to an oracle or to a file. When the connection to the oracle breaks, it may have missed something: everything of
 /// this session is repeated.
 struct Reporter {
     target: Target,
@@ -290,7 +290,7 @@ struct Reporter {
 }
 
 enum Target {
-    Ledger(String),
+    Oracle(String),
     File {
         file: File,
         /// Its appearance ends the session.
@@ -301,18 +301,18 @@ enum Target {
 /// What has been reported of the present session.
 struct Reported {
     session: u64,
-    began: LedgerRequest,
+    began: OracleRequest,
     acked: Vec<Run>,
 }
 
 impl Reporter {
     fn new(options: &Append) -> Result<Reporter> {
-        let target = match (&options.report, &options.ledger) {
+        let target = match (&options.report, &options.oracle) {
             (Some(path), _) => {
                 let file = File::create(path).context("create the report")?;
                 Target::File { file, stop: path.with_extension("stop") }
             }
-            (None, ledger) => Target::Ledger(ledger.clone().context("--ledger or --report is needed")?),
+            (None, oracle) => Target::Oracle(oracle.clone().context("--oracle or --report is needed")?),
         };
         Ok(Reporter { target, stream: None, unread: Vec::new(), requested: 0, reported: None })
     }
@@ -321,14 +321,14 @@ impl Reporter {
         matches!(&self.target, Target::File { stop, .. } if stop.exists())
     }
 
-    fn begin_session(&mut self, began: LedgerRequest, session: u64) {
+    fn begin_session(&mut self, began: OracleRequest, session: u64) {
         self.reported = Some(Reported { session, began: began.clone(), acked: Vec::new() });
         self.report(began);
     }
 
     fn end_session(&mut self, why: String) {
         if let Some(reported) = self.reported.take() {
-            self.report(LedgerRequest::Ended { session: reported.session, why });
+            self.report(OracleRequest::Ended { session: reported.session, why });
         }
     }
 
@@ -337,12 +337,12 @@ impl Reporter {
             if let Some(reported) = &mut self.reported {
                 push(&mut reported.acked, run);
             }
-            self.report(LedgerRequest::Acked { run });
+            self.report(OracleRequest::Acked { run });
         }
     }
 
     /// Returns when it is on its way.
-    fn report(&mut self, request: LedgerRequest) {
+    fn report(&mut self, request: OracleRequest) {
         while let Err(error) = self.connect().and_then(|()| self.send(&request)) {
             println!("not reported yet: {error:#}");
             self.stream = None;
@@ -351,33 +351,33 @@ impl Reporter {
     }
 
     fn connect(&mut self) -> Result<()> {
-        let Target::Ledger(ledger) = &self.target else { return Ok(()) };
+        let Target::Oracle(oracle) = &self.target else { return Ok(()) };
         if self.stream.is_some() {
             return Ok(());
         }
-        let mut addresses = ledger.to_socket_addrs().context("find the ledger")?;
-        let address = addresses.next().context("the ledger has no address")?;
-        let stream = TcpStream::connect_timeout(&address, LEDGER_TIMEOUT).context("connect to the ledger")?;
+        let mut addresses = oracle.to_socket_addrs().context("find the oracle")?;
+        let address = addresses.next().context("the oracle has no address")?;
+        let stream = TcpStream::connect_timeout(&address, ORACLE_TIMEOUT).context("connect to the oracle")?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_micros(1)))?;
         self.stream = Some(stream);
         self.unread.clear();
         if let Some(Reported { began, acked, .. }) = &self.reported {
-            let acked = acked.iter().map(|run| LedgerRequest::Acked { run: *run });
+            let acked = acked.iter().map(|run| OracleRequest::Acked { run: *run });
             let again: Vec<_> = [began.clone()].into_iter().chain(acked).collect();
             again.iter().try_for_each(|request| self.send(request))?;
         }
         Ok(())
     }
 
-    fn send(&mut self, request: &LedgerRequest) -> Result<()> {
+    fn send(&mut self, request: &OracleRequest) -> Result<()> {
         match (&mut self.target, &mut self.stream) {
             (Target::File { file, .. }, _) => write_line(file, request),
-            (Target::Ledger(_), stream) => write_line(stream.as_mut().context("connected")?, request),
+            (Target::Oracle(_), stream) => write_line(stream.as_mut().context("connected")?, request),
         }
     }
 
-    /// The newest replay that the ledger wants.
+    /// The newest replay that the oracle wants.
     fn requested(&mut self) -> u64 {
         let mut bytes = [0; 4096];
         while let Some(stream) = &mut self.stream {
@@ -390,7 +390,7 @@ impl Reporter {
         }
         while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
-            if let Ok(LedgerResponse::Replay { request }) = serde_json::from_slice(&line) {
+            if let Ok(OracleResponse::Replay { request }) = serde_json::from_slice(&line) {
                 self.requested = self.requested.max(request);
             }
         }
@@ -405,19 +405,19 @@ fn write_line(to: &mut impl Write, value: &impl serde::Serialize) -> Result<()> 
     to.write_all(&line).context("write a line")
 }
 
-// ---- The ledger -------------------------------------------------------------------------------------------------------
+// ---- The oracle -------------------------------------------------------------------------------------------------------
 
-/// The ledger, and the connections to it.
-struct LedgerServer {
-    ledger: Ledger,
+/// The oracle, and the connections to it.
+struct OracleServer {
+    oracle: AckOracle,
     started: Instant,
     connections: Vec<TcpStream>,
 }
 
-fn serve_ledger(listen: &str) -> Result<()> {
+fn serve_oracle(listen: &str) -> Result<()> {
     let listener = TcpListener::bind(listen).with_context(|| format!("listen on {listen}"))?;
     println!("listening on {listen}");
-    let server = LedgerServer { ledger: Ledger::default(), started: Instant::now(), connections: Vec::new() };
+    let server = OracleServer { oracle: AckOracle::default(), started: Instant::now(), connections: Vec::new() };
     let server = Arc::new(Mutex::new(server));
     for stream in listener.incoming() {
         let (stream, server) = (stream.context("accept a connection")?, Arc::clone(&server));
@@ -429,23 +429,23 @@ fn serve_ledger(listen: &str) -> Result<()> {
     Ok(())
 }
 
-fn serve(mut stream: TcpStream, server: &Mutex<LedgerServer>) -> Result<()> {
+fn serve(mut stream: TcpStream, server: &Mutex<OracleServer>) -> Result<()> {
     stream.set_nodelay(true)?;
     // A loader whose node has lost its power must not hold up the others.
-    stream.set_write_timeout(Some(LEDGER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ORACLE_TIMEOUT))?;
     {
         let mut server = lock(server);
         server.connections.push(stream.try_clone()?);
-        let request = server.ledger.requested();
-        write_line(&mut stream, &LedgerResponse::Replay { request })?;
+        let request = server.oracle.requested();
+        write_line(&mut stream, &OracleResponse::Replay { request })?;
     }
     for line in BufReader::new(stream.try_clone()?).lines() {
         let line = line.context("read a line")?;
         let request = serde_json::from_str(&line).with_context(|| format!("decode {line}"))?;
         let mut server = lock(server);
         let now_us = server.started.elapsed().as_micros() as u64;
-        match server.ledger.take(request, now_us) {
-            Some(replay @ LedgerResponse::Replay { .. }) => {
+        match server.oracle.take(request, now_us) {
+            Some(replay @ OracleResponse::Replay { .. }) => {
                 server.connections.retain_mut(|connection| write_line(connection, &replay).is_ok());
             }
             Some(report) => write_line(&mut stream, &report)?,
@@ -455,6 +455,6 @@ fn serve(mut stream: TcpStream, server: &Mutex<LedgerServer>) -> Result<()> {
     Ok(())
 }
 
-fn lock(server: &Mutex<LedgerServer>) -> MutexGuard<'_, LedgerServer> {
+fn lock(server: &Mutex<OracleServer>) -> MutexGuard<'_, OracleServer> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }

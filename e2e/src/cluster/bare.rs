@@ -1,6 +1,6 @@
 //! A group without an operator: bare pods and a `ReplicaGroup` that only its sidecars change.
 //!
-//! Shows that what tests rely on works (loaders, the ledger, faults of nodes and containers), and that failover needs no
+//! Shows that what tests rely on works (loaders, the oracle, faults of nodes and containers), and that failover needs no
 //! operator.
 
 use std::collections::BTreeMap;

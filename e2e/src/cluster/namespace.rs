@@ -1,6 +1,6 @@
-//! What each test in a cluster runs in: a namespace of its own, with a ledger that no test kills, and apps that report to it.
+//! What each test in a cluster runs in: a namespace of its own, with an oracle that no test kills, and apps that report to it.
 //!
-//! The node with the label [`KEPT`] holds the ledger, and tests leave it alone.
+//! The node with the label [`KEPT`] holds the oracle, and tests leave it alone.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 
+use super::ack_oracle::{Failover, OracleReport, OracleRequest, OracleResponse};
 use super::container_logs::ContainerLogs;
 use super::kubernetes::{Cluster, TIMEOUT, holds, text};
-use super::ledger::{Failover, LedgerReport, LedgerRequest, LedgerResponse};
 use crate::logs::{check, last_lines};
 use crate::processes::process::free_port;
 use crate::wait::poll;
@@ -20,11 +20,11 @@ use crate::workload::percentile;
 
 /// The label of the node that tests leave alone.
 pub(crate) const KEPT: &str = "tailwind.test/kept";
-/// The image of the loader and the ledger.
+/// The image of the loader and the oracle.
 const LOADER: &str = "loader";
-/// Where the ledger listens.
+/// Where the oracle listens.
 const PORT: u16 = 7000;
-/// How long the ledger may take to answer.
+/// How long the oracle may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What an app appends.
@@ -43,61 +43,61 @@ impl Load {
     }
 }
 
-/// A namespace with a ledger.
+/// A namespace with an oracle.
 pub struct Namespace<'c> {
     /// The cluster that it is in.
     pub cluster: &'c Cluster,
     /// Its name.
     pub name: String,
     logs: ContainerLogs,
-    /// Where the ledger is for pods.
-    ledger: String,
+    /// Where the oracle is for pods.
+    oracle: String,
     /// Where it is for this program.
-    ledger_address: String,
+    oracle_address: String,
     forward: Option<Child>,
     finished: bool,
 }
 
 impl<'c> Namespace<'c> {
-    /// Makes a namespace with a name of its own, and waits until the ledger is open.
+    /// Makes a namespace with a name of its own, and waits until the oracle is open.
     pub fn create(cluster: &'c Cluster, name: &str) -> Result<Namespace<'c>> {
         let number = getrandom::u32().map_err(|error| anyhow!("draw a random number: {error}"))?;
         // Not that of an earlier attempt, which takes its time to go.
         let name = format!("tailwind-e2e-{name}-{number:08x}");
         cluster.apply(&[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})])?;
         let logs = ContainerLogs::keep(cluster, &name)?;
-        let (ledger, ledger_address) = (String::new(), String::new());
-        let mut namespace = Namespace { cluster, name, logs, ledger, ledger_address, forward: None, finished: false };
-        namespace.open_ledger()?;
+        let (oracle, oracle_address) = (String::new(), String::new());
+        let mut namespace = Namespace { cluster, name, logs, oracle, oracle_address, forward: None, finished: false };
+        namespace.open_oracle()?;
         Ok(namespace)
     }
 
-    fn open_ledger(&mut self) -> Result<()> {
+    fn open_oracle(&mut self) -> Result<()> {
         let kept = self.cluster.list("/api/v1/nodes")?.iter().any(|node| !node["metadata"]["labels"][KEPT].is_null());
         let selector = if kept { json!({ KEPT: "yes" }) } else { json!({}) };
         self.cluster.apply(&[json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": "ledger", "namespace": self.name, "labels": {"app": "ledger"}},
+            "metadata": {"name": "oracle", "namespace": self.name, "labels": {"app": "oracle"}},
             "spec": {
                 "nodeSelector": selector,
                 "automountServiceAccountToken": false,
-                "containers": [{"name": "ledger", "image": image(LOADER), "imagePullPolicy": "IfNotPresent",
-                                "args": ["ledger", "--listen", format!("0.0.0.0:{PORT}")],
+                "containers": [{"name": "oracle", "image": image(LOADER), "imagePullPolicy": "IfNotPresent",
+                                "args": ["oracle", "--listen", format!("0.0.0.0:{PORT}")],
                                 "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}],
             },
         })])?;
-        let pod = self.wait_for_pod("ledger")?;
-        self.ledger = format!("{}:{PORT}", text(&pod, "/status/podIP"));
-        self.ledger_address = self.ledger.clone();
+        let pod = self.wait_for_pod("oracle")?;
+        self.oracle = format!("{}:{PORT}", text(&pod, "/status/podIP"));
+        self.oracle_address = self.oracle.clone();
         if self.cluster.folder().is_none() {
             let port = free_port()?;
             let forward = Command::new("kubectl")
-                .args(["port-forward", "-n", &self.name, "pod/ledger", &format!("{port}:{PORT}")])
+                .args(["port-forward", "-n", &self.name, "pod/oracle", &format!("{port}:{PORT}")])
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .spawn();
             self.forward = Some(forward.context("start kubectl port-forward")?);
-            self.ledger_address = format!("127.0.0.1:{port}");
+            self.oracle_address = format!("127.0.0.1:{port}");
             self.cluster.wait("the port to be forwarded", || Ok(self.report().ok()))?;
         }
         Ok(())
@@ -171,34 +171,34 @@ impl<'c> Namespace<'c> {
         let Load { rate, length_max } = load;
         json!({
             "name": "loader", "image": image(LOADER), "imagePullPolicy": "IfNotPresent",
-            "args": ["append", "--ledger", self.ledger, "--rate", rate.to_string(), "--length-max", length_max.to_string()],
+            "args": ["append", "--oracle", self.oracle, "--rate", rate.to_string(), "--length-max", length_max.to_string()],
             "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         })
     }
 
-    // ---- The ledger ----
+    // ---- The oracle ----
 
-    /// What the ledger knows.
-    pub fn report(&self) -> Result<LedgerReport> {
-        match self.ask_ledger(&LedgerRequest::Report)? {
-            LedgerResponse::Report(report) => Ok(report),
-            other => bail!("unexpected answer of the ledger: {other:?}"),
+    /// What the oracle knows.
+    pub fn report(&self) -> Result<OracleReport> {
+        match self.ask_oracle(&OracleRequest::Report)? {
+            OracleResponse::Report(report) => Ok(report),
+            other => bail!("unexpected answer of the oracle: {other:?}"),
         }
     }
 
-    fn ask_ledger(&self, request: &LedgerRequest) -> Result<LedgerResponse> {
-        let mut stream = TcpStream::connect(&self.ledger_address).context("connect to the ledger")?;
+    fn ask_oracle(&self, request: &OracleRequest) -> Result<OracleResponse> {
+        let mut stream = TcpStream::connect(&self.oracle_address).context("connect to the oracle")?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.write_all(format!("{}\n", serde_json::to_string(request)?).as_bytes())?;
         let mut lines = BufReader::new(stream).lines();
         // The first line is the newest replay that is wanted.
-        lines.next().context("the ledger closed the connection")??;
-        let line = lines.next().context("the ledger does not answer")??;
-        serde_json::from_str(&line).context("decode the ledger's answer")
+        lines.next().context("the oracle closed the connection")??;
+        let line = lines.next().context("the oracle does not answer")??;
+        serde_json::from_str(&line).context("decode the oracle's answer")
     }
 
-    /// Waits until the ledger's report meets a condition. A violation ends the wait.
-    pub fn wait_for_report(&self, what: &str, condition: impl Fn(&LedgerReport) -> bool) -> Result<LedgerReport> {
+    /// Waits until the oracle's report meets a condition. A violation ends the wait.
+    pub fn wait_for_report(&self, what: &str, condition: impl Fn(&OracleReport) -> bool) -> Result<OracleReport> {
         let found = poll(TIMEOUT, Duration::from_millis(20), || match self.report() {
             Ok(report) if report.violations.is_empty() && !condition(&report) => None,
             found => Some(found),
@@ -215,14 +215,14 @@ impl<'c> Namespace<'c> {
     }
 
     /// Waits until so many more records are acknowledged.
-    pub fn wait_for_acks(&self, more: u64) -> Result<LedgerReport> {
+    pub fn wait_for_acks(&self, more: u64) -> Result<OracleReport> {
         let aim = self.report()?.acked + more;
         self.wait_for_report(&format!("record {aim} to be acknowledged"), |report| report.acked >= aim)
     }
 
     /// Waits until records are acknowledged in a newer epoch than `epoch`; what it took, from ack to ack.
     pub fn wait_for_failover(&self, epoch: u64) -> Result<Failover> {
-        let newer = |report: &LedgerReport| report.failovers().into_iter().rfind(|failover| failover.epoch > epoch);
+        let newer = |report: &OracleReport| report.failovers().into_iter().rfind(|failover| failover.epoch > epoch);
         let report = self.wait_for_report("a newer epoch to acknowledge", |report| newer(report).is_some())?;
         newer(&report).context("found")
     }
@@ -239,15 +239,15 @@ impl<'c> Namespace<'c> {
     }
 
     /// Has the primary's loader read the whole log: everything that was acknowledged is in there, once, in order.
-    pub fn replay(&self) -> Result<LedgerReport> {
-        let LedgerResponse::Replay { request } = self.ask_ledger(&LedgerRequest::Replay)? else {
-            bail!("unexpected answer of the ledger to a replay");
+    pub fn replay(&self) -> Result<OracleReport> {
+        let OracleResponse::Replay { request } = self.ask_oracle(&OracleRequest::Replay)? else {
+            bail!("unexpected answer of the oracle to a replay");
         };
         self.wait_for_report("the log to be read", |report| report.replayed >= request)
     }
 
     /// The end of a test: the log is whole, and no program has logged an error or a warning but those expected.
-    pub fn finish(mut self, expected: &[&str]) -> Result<LedgerReport> {
+    pub fn finish(mut self, expected: &[&str]) -> Result<OracleReport> {
         let report = self.replay()?;
         self.check_logs(expected)?;
         Ok(report)
@@ -259,7 +259,7 @@ impl<'c> Namespace<'c> {
         let mut logs = self.logs.finish(self.cluster)?;
         for (container, lines) in &mut logs {
             // These print for people.
-            if container.contains("/loader/") || container.starts_with("ledger") {
+            if container.contains("/loader/") || container.starts_with("oracle") {
                 lines.retain(|line| line.contains("panicked"));
             }
             // `7:M 01 Jan 2026 00:00:00.000 * Ready`: what Redis prints beside programs that log like all others.

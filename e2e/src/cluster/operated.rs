@@ -11,9 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::ack_oracle::OracleReport;
 use super::container_logs::ContainerLogs;
 use super::kubernetes::{Cluster, Container, holds, text};
-use super::ledger::LedgerReport;
 use super::namespace::{KEPT, Load, Namespace, image, image_name};
 use crate::logs::{check, last_lines};
 
@@ -125,7 +125,7 @@ pub fn operators(cluster: &Cluster) -> Result<Vec<Container>> {
 
 /// A group in a namespace of its own, under load.
 pub struct OperatedGroup<'c> {
-    /// Its namespace, its ledger and its pods.
+    /// Its namespace, its oracle and its pods.
     pub namespace: Namespace<'c>,
     operators: ContainerLogs,
     /// How often each container had taken up certificates when this was last asked for.
@@ -387,7 +387,7 @@ impl<'c> OperatedGroup<'c> {
     }
 
     /// The end of a test: the log is whole, and neither operators nor processes of the group have logged what they should not.
-    pub fn finish(mut self, expected: &[&str]) -> Result<LedgerReport> {
+    pub fn finish(mut self, expected: &[&str]) -> Result<OracleReport> {
         let report = self.namespace.replay()?;
         self.check_logs(expected)?;
         Ok(report)

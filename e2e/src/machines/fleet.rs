@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use super::machine::{Hardware, Machine, Wire};
 use crate::certificates::Authority;
-use crate::cluster::ledger::{LedgerRequest, Run, STOPPED, push};
+use crate::cluster::ack_oracle::{OracleRequest, Run, STOPPED, push};
 use crate::logs::{Logs, keep};
 use crate::processes::process::verbs_program;
 use crate::wait::poll;
@@ -73,16 +73,16 @@ impl RemoteApp {
         // The last line may be incomplete.
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             match serde_json::from_str(line).with_context(|| line.to_owned())? {
-                LedgerRequest::Began { epoch, session, runs, .. } => {
+                OracleRequest::Began { epoch, session, runs, .. } => {
                     progress = RemoteProgress { session, first: runs.last().map_or(1, Run::end), epoch, ..progress };
                 }
-                LedgerRequest::Acked { run } => {
+                OracleRequest::Acked { run } => {
                     push(&mut runs, run);
                     let is_next = matches!(&runs[..], [run] if (run.number, run.lsn) == (1, progress.first));
                     ensure!(is_next, "record {} was acknowledged out of turn: {runs:?}", run.number);
                     progress.acked = run.end() - 1;
                 }
-                LedgerRequest::Ended { why, .. } => progress.ended = Some(why),
+                OracleRequest::Ended { why, .. } => progress.ended = Some(why),
                 other => ensure!(false, "{other:?}"),
             }
         }

@@ -1,6 +1,6 @@
 //! Clients that write to whichever Redis serves, many writes at a time, until they are told that it is enough.
 //!
-//! Used by `./quickstart --app redis`. What each of them knows is in its [`Ledger`].
+//! Used by `./quickstart --app redis`. What each of them knows is in its [`ClientWrites`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use super::ledger::{Difference, Ledger, Write};
+use super::client_writes::{ClientWrites, Difference, Write};
 use super::observer::TIMEOUT;
 use super::resp::{RespClient, RespValue};
 use crate::workload::Random;
@@ -25,7 +25,7 @@ const VALUES_READ: usize = 500;
 #[derive(Debug)]
 pub struct Writers {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<Result<Ledger>>>,
+    threads: Vec<JoinHandle<Result<ClientWrites>>>,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ impl Writers {
         let shared = Arc::new(Shared::default());
         let start = |number: usize| {
             let random = Random(seed.wrapping_add(number as u64));
-            let writer = Writer { ports: ports.to_vec(), at: 0, depth, random, ledger: Ledger::new(number) };
+            let writer = Writer { ports: ports.to_vec(), at: 0, depth, random, sent: ClientWrites::new(number) };
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || writer.run(&shared))
         };
@@ -94,7 +94,7 @@ impl Writers {
     }
 
     /// Lets them finish what they have begun; what they know.
-    pub fn finish(mut self) -> Result<Vec<Ledger>> {
+    pub fn finish(mut self) -> Result<Vec<ClientWrites>> {
         self.shared.over.store(true, Ordering::Release);
         std::mem::take(&mut self.threads).into_iter().map(join).collect()
     }
@@ -110,7 +110,7 @@ impl Drop for Writers {
     }
 }
 
-fn join(thread: JoinHandle<Result<Ledger>>) -> Result<Ledger> {
+fn join(thread: JoinHandle<Result<ClientWrites>>) -> Result<ClientWrites> {
     thread.join().map_err(|_| anyhow!("a client panicked"))?
 }
 
@@ -120,11 +120,11 @@ struct Writer {
     at: usize,
     depth: u64,
     random: Random,
-    ledger: Ledger,
+    sent: ClientWrites,
 }
 
 impl Writer {
-    fn run(mut self, shared: &Shared) -> Result<Ledger> {
+    fn run(mut self, shared: &Shared) -> Result<ClientWrites> {
         let mut connection = None;
         while !shared.over.load(Ordering::Acquire) {
             let Some(served) = &mut connection else {
@@ -143,7 +143,7 @@ impl Writer {
                 connection = None;
             }
         }
-        Ok(self.ledger)
+        Ok(self.sent)
     }
 
     fn connect(&mut self) -> Option<RespClient> {
@@ -159,23 +159,23 @@ impl Writer {
 
     /// Makes some writes at once; how many were answered before the connection ended.
     fn write(&mut self, connection: &mut RespClient, count: u64, total: &AtomicU64) -> Result<u64> {
-        let writes: Vec<Write> = (0..count).map(|_| self.ledger.next(&mut self.random)).collect();
+        let writes: Vec<Write> = (0..count).map(|_| self.sent.next(&mut self.random)).collect();
         let mut commands = Vec::new();
         for write in &writes {
-            self.ledger.encode(*write, &mut commands);
+            self.sent.encode(*write, &mut commands);
         }
         let mut lives = connection.send_bytes(&commands).is_ok();
         let mut answered = 0;
         for write in writes {
             match lives.then(|| connection.reply()) {
                 Some(Ok(reply)) => {
-                    self.ledger.answered(write, &reply)?;
+                    self.sent.answered(write, &reply)?;
                     answered += 1;
                     total.fetch_add(1, Ordering::AcqRel);
                 }
                 Some(Err(_)) | None => {
                     lives = false;
-                    self.ledger.gave_up(write);
+                    self.sent.gave_up(write);
                 }
             }
         }
@@ -192,31 +192,31 @@ pub fn connect(port: u16) -> Option<RespClient> {
 /// Writes one by one; how long each took, in nanoseconds.
 pub fn write_alone(
     connection: &mut RespClient,
-    ledger: &mut Ledger,
+    sent: &mut ClientWrites,
     random: &mut Random,
     count: u64,
 ) -> Result<Vec<u64>> {
     let mut command = Vec::new();
     let mut write = || {
-        let write = ledger.next(random);
+        let write = sent.next(random);
         command.clear();
-        ledger.encode(write, &mut command);
-        let sent = Instant::now();
+        sent.encode(write, &mut command);
+        let began = Instant::now();
         connection.send_bytes(&command)?;
         let reply = connection.reply()?;
-        let took = sent.elapsed().as_nanos() as u64;
-        ledger.answered(write, &reply)?;
+        let took = began.elapsed().as_nanos() as u64;
+        sent.answered(write, &reply)?;
         Ok(took)
     };
     (0..count).map(|_| write()).collect()
 }
 
 /// Reads everything that was written, and compares.
-pub fn compare(connection: &mut RespClient, ledgers: &[Ledger], told: impl Fn(u64)) -> Result<Difference> {
+pub fn compare(connection: &mut RespClient, clients: &[ClientWrites], told: impl Fn(u64)) -> Result<Difference> {
     let mut sum = Difference::default();
     let mut read = 0;
-    for ledger in ledgers {
-        let names: Vec<String> = ledger.names().collect();
+    for sent in clients {
+        let names: Vec<String> = sent.names().collect();
         let mut values = Vec::with_capacity(names.len());
         for names in names.chunks(VALUES_READ) {
             let command: Vec<&str> = std::iter::once("MGET").chain(names.iter().map(String::as_str)).collect();
@@ -226,7 +226,7 @@ pub fn compare(connection: &mut RespClient, ledgers: &[Ledger], told: impl Fn(u6
             values.extend(found);
             told(read);
         }
-        sum += ledger.compare(&values)?;
+        sum += sent.compare(&values)?;
     }
     Ok(sum)
 }

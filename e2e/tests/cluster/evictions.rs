@@ -1,7 +1,7 @@
 //! Disks that fill up: a log that is never trimmed waits before a kubelet evicts a pod for it; and what kubelets do evict is
 //! replaced, and nothing is lost.
 //!
-//! Kubelets really evict here. Each test ends with the ledger's report and a look through all logs.
+//! Kubelets really evict here. Each test ends with the oracle's report and a look through all logs.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Groups in production form: the chart's operators, and apps with injected sidecars. What happens to clusters happens to
 //! them, under load.
 //!
-//! Each test ends with the ledger's report and a look through all logs.
+//! Each test ends with the oracle's report and a look through all logs.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 use k8s_openapi::ByteString;
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair};
 use serde_json::{Value, json};
+use tailwind_e2e::cluster::ack_oracle::OracleReport;
 use tailwind_e2e::cluster::kubernetes::{Cluster, TIMEOUT, holds, text};
-use tailwind_e2e::cluster::ledger::LedgerReport;
 use tailwind_e2e::cluster::namespace::{Load, distribution, image, image_name};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, OperatedGroup, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
@@ -135,8 +135,8 @@ fn primary_dies() {
     let before = group.namespace.report().unwrap();
     group.namespace.kill_container(&pod, "loader").unwrap();
     let new =
-        |report: &LedgerReport| report.sessions.last().filter(|session| session.begun_us > before.now_us).cloned();
-    let goes_on = |report: &LedgerReport| new(report).is_some_and(|session| session.acked > 1000);
+        |report: &OracleReport| report.sessions.last().filter(|session| session.begun_us > before.now_us).cloned();
+    let goes_on = |report: &OracleReport| new(report).is_some_and(|session| session.acked > 1000);
     let after = group.namespace.wait_for_report("the app to continue", goes_on).unwrap();
     let session = new(&after).unwrap();
     assert_eq!((session.epoch, &session.pod), (epoch, &pod));
@@ -587,7 +587,7 @@ fn impossible_requests_are_reported() {
         Err(error) => assert!(error.to_string().contains(rule), "{error:#}"),
     }
 
-    // A quota that leaves room for the ledger and one more.
+    // A quota that leaves room for the oracle and one more.
     let quota = group.namespace.core("resourcequotas/tight");
     let metadata = json!({"name": "tight", "namespace": group.namespace.name});
     let spec_of_quota = json!({"hard": {"pods": "2"}});

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use tailwind_e2e::cluster::ledger::STOPPED;
+use tailwind_e2e::cluster::ack_oracle::STOPPED;
 use tailwind_e2e::context::{TestContext, exclusive};
 use tailwind_e2e::machines::fleet::{Fleet, RemoteApp};
 use tailwind_e2e::machines::machine::{Hardware, Machine, Wire};

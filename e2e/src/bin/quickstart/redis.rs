@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, kill_process};
+use tailwind_e2e::processes::client_writes::{ClientWrites, Difference};
 use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_faults::{Service, wait_until_whole};
 use tailwind_e2e::processes::group::{Group, Process};
-use tailwind_e2e::processes::ledger::{Difference, Ledger};
 use tailwind_e2e::processes::redis::{Alone, Servers, info};
 use tailwind_e2e::processes::resp::{RespClient, RespValue};
 use tailwind_e2e::processes::writers::{Writers, compare, connect, write_alone};
@@ -92,13 +92,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // One client, and the same beside it without a log.
     let alone = Alone::start(&demo.group)?;
     let mut reference = connect(alone.port).context("connect to the Redis that is alone")?;
-    let (mut ledger, mut reference_ledger) = (Ledger::new(CLIENTS), Ledger::new(CLIENTS));
+    let (mut sent, mut reference_sent) = (ClientWrites::new(CLIENTS), ClientWrites::new(CLIENTS));
     let mut random = Random(SEED);
     let (mut latencies, mut reference_latencies) = (Vec::new(), Vec::new());
     for turn in 1..=TURNS {
         let count = alone_count / TURNS;
-        latencies.extend(write_alone(&mut redis, &mut ledger, &mut random, count)?);
-        reference_latencies.extend(write_alone(&mut reference, &mut reference_ledger, &mut random, count)?);
+        latencies.extend(write_alone(&mut redis, &mut sent, &mut random, count)?);
+        reference_latencies.extend(write_alone(&mut reference, &mut reference_sent, &mut random, count)?);
         show.progress(turn * count);
     }
 
@@ -136,13 +136,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     writers.wait_until(many, |answered| show.progress(alone_count + answered))?;
     let took = started.elapsed();
-    let mut ledgers = writers.finish()?;
-    ledgers.push(ledger);
+    let mut clients = writers.finish()?;
+    clients.push(sent);
     show.end();
 
     let progress = progress_bar(alone_count + many, "read back");
     let mut redis = demo.servers.wait_until_serves(demo.group.wait_for_primary()?)?;
-    let found = compare(&mut redis, &ledgers, |read| progress.set_position(read))?;
+    let found = compare(&mut redis, &clients, |read| progress.set_position(read))?;
     progress.finish_and_clear();
 
     let Difference { increments, sets, lost, repeated, open, carried_out } = found;

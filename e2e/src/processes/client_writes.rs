@@ -50,7 +50,7 @@ enum Setting {
 
 /// What a client knows.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct ClientWrites {
     client: usize,
     counters: Vec<Counter>,
     settings: Vec<Setting>,
@@ -84,10 +84,10 @@ impl AddAssign for Difference {
     }
 }
 
-impl Ledger {
+impl ClientWrites {
     /// An empty one of the client of this number.
-    pub fn new(client: usize) -> Ledger {
-        Ledger { client, counters: vec![Counter::default(); COUNTERS], settings: Vec::new() }
+    pub fn new(client: usize) -> ClientWrites {
+        ClientWrites { client, counters: vec![Counter::default(); COUNTERS], settings: Vec::new() }
     }
 
     /// The next write: as often a counter as a new key.
@@ -141,7 +141,7 @@ impl Ledger {
         }
     }
 
-    /// Every name that was written, in the order in which [`compare`](Ledger::compare) takes the values.
+    /// Every name that was written, in the order in which [`compare`](ClientWrites::compare) takes the values.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let counters = (0..self.counters.len()).map(|counter| self.counter(counter));
         counters.chain((0..self.settings.len()).map(|key| self.key(key)))
@@ -214,38 +214,38 @@ mod tests {
     use super::*;
 
     /// Two increments and a key that were answered, one of each whose outcome is open.
-    fn ledger() -> Ledger {
-        let mut ledger = Ledger::new(7);
-        ledger.settings = vec![Setting::Sent; 2];
+    fn sent() -> ClientWrites {
+        let mut sent = ClientWrites::new(7);
+        sent.settings = vec![Setting::Sent; 2];
         for value in [1, 2] {
-            ledger.answered(Write::Increment(0), &RespValue::Integer(value)).unwrap();
+            sent.answered(Write::Increment(0), &RespValue::Integer(value)).unwrap();
         }
-        ledger.answered(Write::Set(0), &RespValue::Simple("OK".to_owned())).unwrap();
-        ledger.gave_up(Write::Increment(0));
-        ledger.gave_up(Write::Set(1));
-        ledger
+        sent.answered(Write::Set(0), &RespValue::Simple("OK".to_owned())).unwrap();
+        sent.gave_up(Write::Increment(0));
+        sent.gave_up(Write::Set(1));
+        sent
     }
 
     /// What a Redis holds that has carried out everything.
-    fn values(ledger: &Ledger) -> Vec<RespValue> {
+    fn values(sent: &ClientWrites) -> Vec<RespValue> {
         let mut values = vec![RespValue::Nil; COUNTERS];
         values[0] = RespValue::text("3");
-        values.extend((0..2).map(|key| RespValue::text(&ledger.value(key))));
+        values.extend((0..2).map(|key| RespValue::text(&sent.value(key))));
         values
     }
 
     fn changed(at: usize, value: RespValue) -> Difference {
-        let ledger = ledger();
-        let mut values = values(&ledger);
+        let sent = sent();
+        let mut values = values(&sent);
         values[at] = value;
-        ledger.compare(&values).unwrap()
+        sent.compare(&values).unwrap()
     }
 
     #[test]
     fn an_open_write_may_be_there_or_not() {
-        let ledger = ledger();
+        let sent = sent();
         let all = Difference { increments: 2, sets: 1, lost: 0, repeated: 0, open: 2, carried_out: 2 };
-        assert_eq!(ledger.compare(&values(&ledger)).unwrap(), all);
+        assert_eq!(sent.compare(&values(&sent)).unwrap(), all);
         let without = Difference { carried_out: 1, ..all };
         assert_eq!(changed(0, RespValue::text("2")), without);
         assert_eq!(changed(COUNTERS + 1, RespValue::Nil), without);
@@ -273,24 +273,24 @@ mod tests {
 
     #[test]
     fn an_impossible_answer_is_refused() {
-        let mut ledger = ledger();
+        let mut sent = sent();
         // Two were answered, and one is open.
         for value in [2, 5] {
-            let error = ledger.answered(Write::Increment(0), &RespValue::Integer(value)).unwrap_err().to_string();
+            let error = sent.answered(Write::Increment(0), &RespValue::Integer(value)).unwrap_err().to_string();
             assert!(error.contains("has to be from 3 to 4"), "{error}");
-            ledger = self::ledger();
+            sent = self::sent();
         }
-        assert!(ledger.answered(Write::Set(1), &RespValue::Error("ERR".to_owned())).is_err());
+        assert!(sent.answered(Write::Set(1), &RespValue::Error("ERR".to_owned())).is_err());
     }
 
     #[test]
     fn an_answer_settles_what_was_open() {
-        let mut ledger = ledger();
-        ledger.answered(Write::Increment(0), &RespValue::Integer(4)).unwrap();
-        let mut values = values(&ledger);
+        let mut sent = sent();
+        sent.answered(Write::Increment(0), &RespValue::Integer(4)).unwrap();
+        let mut values = values(&sent);
         for (value, lost) in [("4", 0), ("3", 1)] {
             values[0] = RespValue::text(value);
-            assert_eq!(ledger.compare(&values).unwrap().lost, lost);
+            assert_eq!(sent.compare(&values).unwrap().lost, lost);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Checks what loaders report: every acknowledged record, and every replay of the log.
 //!
-//! A loader (the app in a pod) reports to a ledger in a pod of its own, which no test kills; both are the program `loader`.
-//! An ack counts once it is here, because only then an app could rely on it. [`Ledger`] compares each report with
+//! A loader (the app in a pod) reports to an oracle in a pod of its own, which no test kills; both are the program `loader`.
+//! An ack counts once it is here, because only then an app could rely on it. [`AckOracle`] compares each report with
 //! the earlier ones: a record acknowledged and missing in a later replay was lost, two records with one LSN mean two
 //! primaries. The checks know nothing of segments and members.
 
@@ -85,7 +85,7 @@ pub const STOPPED: &str = "stopped";
 /// From a loader or a test. One line of JSON each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum LedgerRequest {
+pub enum OracleRequest {
     /// A sidecar is primary and has proved it; the loader has read the whole log and continues after it.
     Began {
         /// The loader's pod.
@@ -123,28 +123,28 @@ pub enum LedgerRequest {
         /// What.
         what: String,
     },
-    /// Answered with [`LedgerResponse::Report`].
+    /// Answered with [`OracleResponse::Report`].
     Report,
-    /// Asks the primary's loader to read the log; loaders get the same [`LedgerResponse::Replay`].
+    /// Asks the primary's loader to read the log; loaders get the same [`OracleResponse::Replay`].
     Replay,
 }
 
 /// To a loader or a test.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum LedgerResponse {
+pub enum OracleResponse {
     /// Read the log and report it, unless done; higher numbers are newer.
     Replay {
         /// The number of the request.
         request: u64,
     },
-    /// The state of the ledger.
-    Report(LedgerReport),
+    /// The state of the oracle.
+    Report(OracleReport),
 }
 
-/// What the ledger knows. Times are microseconds since it started.
+/// What the oracle knows. Times are microseconds since it started.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct LedgerReport {
+pub struct OracleReport {
     /// Now.
     pub now_us: u64,
     /// Records acknowledged.
@@ -161,7 +161,7 @@ pub struct LedgerReport {
     pub violations: Vec<String>,
 }
 
-impl LedgerReport {
+impl OracleReport {
     /// For each change of epoch: from the last ack of all before to the first ack of the new one, in microseconds.
     pub fn failovers(&self) -> Vec<Failover> {
         let mut sessions: Vec<&AppSession> = self.sessions.iter().filter(|session| session.acked > 0).collect();
@@ -225,9 +225,9 @@ const VIOLATIONS_MAX: usize = 100;
 /// Pauses that are kept, of 50 ms and more each: more than any test lasts.
 const PAUSES_MAX: usize = 100_000;
 
-/// The state of a ledger: takes messages and times, decides what is wrong.
+/// The state of an oracle: takes messages and times, decides what is wrong.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct AckOracle {
     sessions: Vec<AppSession>,
     /// Acknowledged records by the LSN of their run's first.
     acked: BTreeMap<u64, Run>,
@@ -240,18 +240,18 @@ pub struct Ledger {
     violations: Vec<String>,
 }
 
-impl Ledger {
+impl AckOracle {
     /// Takes a request that came at this time; what to answer.
-    pub fn take(&mut self, request: LedgerRequest, now_us: u64) -> Option<LedgerResponse> {
+    pub fn take(&mut self, request: OracleRequest, now_us: u64) -> Option<OracleResponse> {
         match request {
-            LedgerRequest::Began { pod, epoch, session, runs } => self.on_began(pod, epoch, session, runs, now_us),
-            LedgerRequest::Acked { run } => self.on_acked(run, now_us),
-            LedgerRequest::Ended { session, why } => {
+            OracleRequest::Began { pod, epoch, session, runs } => self.on_began(pod, epoch, session, runs, now_us),
+            OracleRequest::Acked { run } => self.on_acked(run, now_us),
+            OracleRequest::Ended { session, why } => {
                 if let Some(session) = self.session_mut(session) {
                     session.ended = Some(why);
                 }
             }
-            LedgerRequest::Replayed { request, session, runs } => {
+            OracleRequest::Replayed { request, session, runs } => {
                 match self.session_mut(session).map(|session| session.epoch) {
                     Some(epoch) => {
                         self.on_replay(epoch, runs);
@@ -260,11 +260,11 @@ impl Ledger {
                     None => self.violate(format!("session {session:x} replays the log and has not begun")),
                 }
             }
-            LedgerRequest::Violation { what } => self.violate(what),
-            LedgerRequest::Report => return Some(LedgerResponse::Report(self.report(now_us))),
-            LedgerRequest::Replay => {
+            OracleRequest::Violation { what } => self.violate(what),
+            OracleRequest::Report => return Some(OracleResponse::Report(self.report(now_us))),
+            OracleRequest::Replay => {
                 self.requested += 1;
-                return Some(LedgerResponse::Replay { request: self.requested });
+                return Some(OracleResponse::Replay { request: self.requested });
             }
         }
         None
@@ -275,8 +275,8 @@ impl Ledger {
         self.requested
     }
 
-    fn report(&self, now_us: u64) -> LedgerReport {
-        LedgerReport {
+    fn report(&self, now_us: u64) -> OracleReport {
+        OracleReport {
             now_us,
             acked: self.sessions.iter().map(|session| session.acked).sum(),
             last_ack_us: self.last_ack_us,
@@ -288,7 +288,7 @@ impl Ledger {
     }
 
     fn on_began(&mut self, pod: String, epoch: u64, session: u64, runs: Vec<Run>, now_us: u64) {
-        // A loader whose connection to the ledger broke repeats everything.
+        // A loader whose connection to the oracle broke repeats everything.
         if self.session_mut(session).is_some() {
             return;
         }
@@ -431,24 +431,24 @@ mod tests {
         Run { session, number, lsn, count }
     }
 
-    fn began(pod: &str, epoch: u64, session: u64, runs: &[Run]) -> LedgerRequest {
-        LedgerRequest::Began { pod: pod.to_owned(), epoch, session, runs: runs.to_vec() }
+    fn began(pod: &str, epoch: u64, session: u64, runs: &[Run]) -> OracleRequest {
+        OracleRequest::Began { pod: pod.to_owned(), epoch, session, runs: runs.to_vec() }
     }
 
-    fn acked(session: u64, number: u64, lsn: u64, count: u64) -> LedgerRequest {
-        LedgerRequest::Acked { run: run(session, number, lsn, count) }
+    fn acked(session: u64, number: u64, lsn: u64, count: u64) -> OracleRequest {
+        OracleRequest::Acked { run: run(session, number, lsn, count) }
     }
 
-    fn report(messages: impl IntoIterator<Item = LedgerRequest>) -> LedgerReport {
-        let mut ledger = Ledger::default();
+    fn report(messages: impl IntoIterator<Item = OracleRequest>) -> OracleReport {
+        let mut oracle = AckOracle::default();
         for (second, message) in messages.into_iter().enumerate() {
-            ledger.take(message, (second as u64 + 1) * 1_000_000);
+            oracle.take(message, (second as u64 + 1) * 1_000_000);
         }
-        ledger.report(100_000_000)
+        oracle.report(100_000_000)
     }
 
     /// A failover with two records in flight, of which one survives.
-    fn failover() -> Vec<LedgerRequest> {
+    fn failover() -> Vec<OracleRequest> {
         vec![
             began("app-1", 1, A, &[]),
             acked(A, 1, 1, 5),
@@ -479,11 +479,11 @@ mod tests {
 
     #[test]
     fn all_violations_are_detected() {
-        let after = |more: &[LedgerRequest]| {
+        let after = |more: &[OracleRequest]| {
             let report = report(failover().into_iter().chain(more.iter().cloned()));
             report.violations.first().cloned().unwrap_or_default()
         };
-        let replay = |runs: &[Run]| LedgerRequest::Replayed { request: 1, session: B, runs: runs.to_vec() };
+        let replay = |runs: &[Run]| OracleRequest::Replayed { request: 1, session: B, runs: runs.to_vec() };
         let whole = [run(A, 1, 1, 9), run(B, 1, 10, 7)];
         assert_eq!(after(&[replay(&whole)]), "");
         assert!(after(&[replay(&[run(A, 1, 1, 9), run(B, 1, 10, 6)])]).contains("LSN 16 to 16"), "the end is lost");
