@@ -29,6 +29,9 @@ use crate::thread::spawn_owned;
 
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
 const REQUESTS_MAX: usize = 256;
+/// Questions under way that the actor answers as soon as it reads them: those of the status, of the scrub and of pulls that have
+/// failed. They do not wait behind requests, so that the status shows what those wait for.
+const QUESTIONS_MAX: usize = 64;
 /// How often failed flushes are tried again.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -91,17 +94,33 @@ pub(super) struct ActorStatus {
     pub(super) no_room: Option<String>,
 }
 
+/// Messages wait in a queue that has no bound of its own. Those with an [`Answer`] hold a place, of [`REQUESTS_MAX`] or
+/// [`QUESTIONS_MAX`], until they have been read, even if the caller has gone. Of the others there is one for each of the flusher's
+/// jobs, for each copy that a scrub or a fetch finds corrupt, and for each reader whose channel is being made ready.
 enum ActorMessage {
-    Request(ActorRequest, oneshot::Sender<Result<ActorReply, Refusal>>, OwnedSemaphorePermit),
+    Request(ActorRequest, Answer<Result<ActorReply, Refusal>>),
     Input(Input),
-    Status(oneshot::Sender<ActorStatus>),
-    NewestClosed(oneshot::Sender<SegmentId>),
-    ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
-    ReadConnect(ReadConnectRequest<Offer>, bool, oneshot::Sender<Result<Admitted, Refusal>>),
+    Status(Answer<ActorStatus>),
+    NewestClosed(Answer<SegmentId>),
+    ClosedBehind(SegmentId, Answer<Option<ClosedCopy>>),
+    ReadConnect(ReadConnectRequest<Offer>, bool, Answer<Result<Admitted, Refusal>>),
     GiveUpReader(ReaderId, Instant),
-    AdmitPull(Box<PullRequest>, oneshot::Sender<Result<bool, Refusal>>),
-    GiveUp(Filling, oneshot::Sender<()>),
-    Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
+    AdmitPull(Box<PullRequest>, Answer<Result<bool, Refusal>>),
+    GiveUp(Filling, Answer<()>),
+    Share(ShareRequest, Answer<Result<ShareReply<ReadGrant>, Refusal>>),
+}
+
+/// Where an answer goes, and the place that its question holds until then.
+struct Answer<T> {
+    to: oneshot::Sender<T>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl<T> Answer<T> {
+    fn send(self, answer: T) {
+        // The caller may be gone.
+        let _ = self.to.send(answer);
+    }
 }
 
 /// A closed copy, and where its bytes are.
@@ -111,7 +130,12 @@ pub(super) type ClosedCopy = (Place, SegmentIdentity, Closure);
 #[derive(Clone)]
 pub(super) struct Handle {
     inbox: mpsc::Sender<ActorMessage>,
-    places: Arc<Semaphore>,
+    requests: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
+}
+
+fn gone() -> Refusal {
+    Refusal::Failed { why: "this backup has ended".to_owned() }
 }
 
 impl Handle {
@@ -127,24 +151,17 @@ impl Handle {
 
     /// As [`Backup::admit_pull`](tailwind_protocol::backup::Backup::admit_pull).
     pub(super) async fn admit_pull(&self, request: PullRequest) -> Result<bool, Refusal> {
-        self.read_side(|reply| ActorMessage::AdmitPull(Box::new(request), reply)).await
+        self.request(|answer| ActorMessage::AdmitPull(Box::new(request), answer)).await
     }
 
     /// A pull has failed: frees the buffer that it was to fill, unless that was lent again in the meantime.
     pub(super) async fn give_up(&self, filling: Filling) {
-        let (reply, done) = oneshot::channel();
         // An actor that is gone has ended the process.
-        if self.inbox.send(ActorMessage::GiveUp(filling, reply)).is_ok() {
-            let _ = done.await;
-        }
+        let _ = self.question(|answer| ActorMessage::GiveUp(filling, answer)).await;
     }
 
     async fn send(&self, request: ActorRequest) -> Result<ActorReply, Refusal> {
-        let gone = || Refusal::Failed { why: "this backup has ended".to_owned() };
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| gone())?;
-        let (reply, answer) = oneshot::channel();
-        self.inbox.send(ActorMessage::Request(request, reply, place)).map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.request(|answer| ActorMessage::Request(request, answer)).await
     }
 
     /// Tells what has happened.
@@ -155,16 +172,12 @@ impl Handle {
 
     /// The newest closed segment.
     pub(super) async fn newest_closed(&self) -> Option<SegmentId> {
-        let (reply, newest) = oneshot::channel();
-        self.inbox.send(ActorMessage::NewestClosed(reply)).ok()?;
-        newest.await.ok()
+        self.question(ActorMessage::NewestClosed).await
     }
 
     /// The first closed copy behind this segment; `None` when there is none, or the actor is gone.
     pub(super) async fn closed_behind(&self, segment: SegmentId) -> Option<ClosedCopy> {
-        let (reply, copy) = oneshot::channel();
-        self.inbox.send(ActorMessage::ClosedBehind(segment, reply)).ok()?;
-        copy.await.ok()?
+        self.question(|answer| ActorMessage::ClosedBehind(segment, answer)).await?
     }
 
     /// Makes a reader's channel ready. Guests have a certificate of readers, and fewer places. `place` is held until it is:
@@ -177,7 +190,7 @@ impl Handle {
     ) -> Result<ChannelAnswer, Refusal> {
         let reader = ReaderId(request.reader);
         let Admitted { admission, new_at } =
-            self.read_side(|reply| ActorMessage::ReadConnect(request, is_guest, reply)).await?;
+            self.request(|answer| ActorMessage::ReadConnect(request, is_guest, answer)).await?;
         let inbox = self.inbox.clone();
         // To its end, even if the caller has gone.
         let complete = move || {
@@ -194,25 +207,28 @@ impl Handle {
 
     /// Shares memory with a reader.
     pub(super) async fn share(&self, request: ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {
-        self.read_side(|reply| ActorMessage::Share(request, reply)).await
-    }
-
-    async fn read_side<T>(
-        &self,
-        message: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> ActorMessage,
-    ) -> Result<T, Refusal> {
-        let gone = || Refusal::Failed { why: "this backup has ended".to_owned() };
-        let _place = self.places.acquire().await.map_err(|_| gone())?;
-        let (reply, answer) = oneshot::channel();
-        self.inbox.send(message(reply)).map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.request(|answer| ActorMessage::Share(request, answer)).await
     }
 
     /// How things stand; `None` when the actor is gone.
     pub(super) async fn status(&self) -> Option<ActorStatus> {
-        let (reply, report) = oneshot::channel();
-        self.inbox.send(ActorMessage::Status(reply)).ok()?;
-        report.await.ok()
+        self.question(ActorMessage::Status).await
+    }
+
+    async fn request<T>(&self, message: impl FnOnce(Answer<Result<T, Refusal>>) -> ActorMessage) -> Result<T, Refusal> {
+        self.wait_for(&self.requests, message).await.unwrap_or_else(|| Err(gone()))
+    }
+
+    async fn question<T>(&self, message: impl FnOnce(Answer<T>) -> ActorMessage) -> Option<T> {
+        self.wait_for(&self.questions, message).await
+    }
+
+    /// `None` when the actor is gone.
+    async fn wait_for<T>(&self, places: &Arc<Semaphore>, message: impl FnOnce(Answer<T>) -> ActorMessage) -> Option<T> {
+        let place = Arc::clone(places).acquire_owned().await.ok()?;
+        let (to, answer) = oneshot::channel();
+        self.inbox.send(message(Answer { to, _place: place })).ok()?;
+        answer.await.ok()
     }
 }
 
@@ -224,7 +240,8 @@ pub(super) struct Inbox {
 /// A handle and the inbox behind it.
 pub(super) fn inbox() -> (Handle, Inbox) {
     let (sender, messages) = mpsc::channel();
-    (Handle { inbox: sender, places: Arc::new(Semaphore::new(REQUESTS_MAX)) }, Inbox { messages })
+    let places = |count| Arc::new(Semaphore::new(count));
+    (Handle { inbox: sender, requests: places(REQUESTS_MAX), questions: places(QUESTIONS_MAX) }, Inbox { messages })
 }
 
 /// Everything a backup owns.
@@ -280,14 +297,13 @@ struct Running {
 }
 
 struct Waiting {
-    reply: oneshot::Sender<Result<ActorReply, Refusal>>,
+    answer: Answer<Result<ActorReply, Refusal>>,
     channel: Option<ChannelRequest>,
     is_open: bool,
     /// For appends.
     appends: bool,
     /// What is opened is for this process to fill.
     fills: bool,
-    _place: OwnedSemaphorePermit,
 }
 
 impl Running {
@@ -319,17 +335,15 @@ impl Running {
 
     fn on_message(&mut self, message: ActorMessage) -> anyhow::Result<()> {
         match message {
-            ActorMessage::Request(ActorRequest { request, channel, pull }, reply, place) => {
+            ActorMessage::Request(ActorRequest { request, channel, pull }, answer) => {
                 if let (Request::Close(request), Some(PullPart::Filled(filling))) = (&request, &pull)
                     && filling.is_over()
                 {
-                    // The caller may be gone.
-                    let _ = reply.send(Err(filled_by_others(request.identity.segment)));
+                    answer.send(Err(filled_by_others(request.identity.segment)));
                     return Ok(());
                 }
                 if let Some(why) = &self.blocked {
-                    // The caller may be gone.
-                    let _ = reply.send(Err(until_there_is_room(why)));
+                    answer.send(Err(until_there_is_room(why)));
                     return Ok(());
                 }
                 let id = RequestId(self.next);
@@ -337,46 +351,43 @@ impl Running {
                 let is_open = matches!(request, Request::Open(_));
                 let appends = matches!(&request, Request::Open(request) if request.purpose == Purpose::Append);
                 let fills = pull.is_some();
-                self.requests.insert(id, Waiting { reply, channel, is_open, appends, fills, _place: place });
+                self.requests.insert(id, Waiting { answer, channel, is_open, appends, fills });
                 self.step(Input::Request(id, request))
             }
             ActorMessage::Input(input) => self.step(input),
-            ActorMessage::NewestClosed(reply) => {
-                // The caller may be gone.
-                let _ = reply.send(self.actor.daemon.machine().newest_closed());
+            ActorMessage::NewestClosed(answer) => {
+                answer.send(self.actor.daemon.machine().newest_closed());
                 Ok(())
             }
-            ActorMessage::ClosedBehind(segment, reply) => {
-                // The caller may be gone.
-                let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));
+            ActorMessage::ClosedBehind(segment, answer) => {
+                answer.send(self.actor.daemon.machine().closed_behind(segment));
                 Ok(())
             }
-            ActorMessage::ReadConnect(request, is_guest, reply) => {
-                // The caller may be gone, here and below.
-                let _ = reply.send(self.read_connect(&request, is_guest));
+            ActorMessage::ReadConnect(request, is_guest, answer) => {
+                answer.send(self.read_connect(&request, is_guest));
                 Ok(())
             }
             ActorMessage::GiveUpReader(reader, new_at) => {
                 self.actor.lent.give_up_reader(reader, new_at);
                 Ok(())
             }
-            ActorMessage::AdmitPull(request, reply) => {
-                let _ = reply.send(self.actor.daemon.machine().admit_pull(&request));
+            ActorMessage::AdmitPull(request, answer) => {
+                answer.send(self.actor.daemon.machine().admit_pull(&request));
                 Ok(())
             }
-            ActorMessage::GiveUp(filling, reply) => {
+            ActorMessage::GiveUp(filling, answer) => {
                 // A revocation, done or due, has ended them all.
                 if !filling.is_over() {
                     self.step(Input::GivenUp(filling.slot()))?;
                 }
-                let _ = reply.send(());
+                answer.send(());
                 Ok(())
             }
-            ActorMessage::Share(request, reply) => {
-                let _ = reply.send(self.share(&request));
+            ActorMessage::Share(request, answer) => {
+                answer.send(self.share(&request));
                 Ok(())
             }
-            ActorMessage::Status(reply) => {
+            ActorMessage::Status(answer) => {
                 let daemon = &self.actor.daemon;
                 let status = ActorStatus {
                     promise: daemon.machine().promise().clone(),
@@ -386,8 +397,7 @@ impl Running {
                     problem: self.actor.lent.receiver.problem(),
                     no_room: self.actor.lent.no_room().map(str::to_owned),
                 };
-                // The caller may be gone.
-                let _ = reply.send(status);
+                answer.send(status);
                 Ok(())
             }
         }
@@ -420,8 +430,7 @@ impl Running {
     /// again.
     fn block(&mut self, why: String) {
         for (_, waiting) in self.requests.drain() {
-            // The caller may be gone.
-            let _ = waiting.reply.send(Err(until_there_is_room(&why)));
+            waiting.answer.send(Err(until_there_is_room(&why)));
         }
         self.blocked = Some(why);
     }
@@ -467,8 +476,7 @@ impl Running {
                 }
             }
         };
-        // The caller may be gone.
-        let _ = waiting.reply.send(answer);
+        waiting.answer.send(answer);
     }
 
     fn accept(&mut self, epoch: Epoch, channel: Option<&ChannelRequest>) -> Result<ActorReply, Refusal> {
@@ -524,7 +532,30 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use tailwind_protocol::ids::LogId;
+
     use super::*;
+
+    #[test]
+    fn callers_that_have_gone_leave_a_bounded_queue() {
+        let (handle, inbox) = inbox();
+        for _ in 0..2 * REQUESTS_MAX {
+            let share = ShareRequest {
+                group: "g".parse().unwrap(),
+                log: LogId(1),
+                reader: 1,
+                board: true,
+                segments: Vec::new(),
+            };
+            // Polled once, and dropped: the question is in the queue, and the caller is gone.
+            assert!(handle.share(share).now_or_never().is_none());
+            assert!(handle.status().now_or_never().is_none());
+        }
+        assert_eq!(inbox.messages.try_iter().count(), REQUESTS_MAX + QUESTIONS_MAX);
+        assert!(handle.status().now_or_never().is_none());
+        assert_eq!(inbox.messages.try_iter().count(), 1, "what has been read leaves its place");
+    }
 
     #[test]
     fn a_refusal_names_the_disk_that_causes_it() {
