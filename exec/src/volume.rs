@@ -298,10 +298,10 @@ impl Volume {
             self.settle_ended();
         }
         // Whatever went wrong, it is kept as the volume's fault.
-        let _ = self.or_lose(|volume| volume.follow(thread, call));
+        let _ = self.or_lose(|volume| volume.on_call(thread, call));
     }
 
-    fn follow(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
+    fn on_call(&mut self, thread: Thread, call: Call) -> Result<(), Refusal> {
         match call {
             Call::Sync(_) | Call::SyncAll | Call::SyncFileSystem(_) | Call::SyncMapping { .. } => {}
             Call::Write { .. } if planted::has(Bug::RangeForgotten) => {}

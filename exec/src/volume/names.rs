@@ -76,7 +76,7 @@ impl Volume {
                 }
                 Event::Unmounted => return Err(self.lose("the volume was unmounted".into())),
             };
-            for note in self.tree.follow(at, what) {
+            for note in self.tree.on_event(at, what) {
                 match note {
                     Note::Opened(_) if planted::has(Bug::OpenForgotten) => {}
                     Note::Opened(number) => self.opened(number),

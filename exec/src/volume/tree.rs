@@ -238,8 +238,8 @@ impl Tree {
         self.ahead.1.clear();
     }
 
-    /// Follows one event.
-    pub(crate) fn follow(&mut self, at: At, what: What) -> impl Iterator<Item = Note> + use<> {
+    /// Takes one event.
+    pub(crate) fn on_event(&mut self, at: At, what: What) -> impl Iterator<Item = Note> + use<> {
         let (mut left, mut moved) = (None, None);
         match what {
             What::Opened => left = self.user(&at).map(|user| user.map_or(Note::Lost, Note::Opened)),

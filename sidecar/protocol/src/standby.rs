@@ -49,7 +49,7 @@ pub enum Input {
     Read(Result<Option<Configuration>, String>),
     /// The config store's watch reports this configuration.
     Changed(Configuration),
-    /// A heartbeat of the primary, on the connection that [`Output::Follow`] opened.
+    /// A heartbeat of the primary, on the connection that [`Output::Listen`] opened.
     Heartbeat(Round),
     /// The connection of this round ended or could not be opened.
     Disconnected(Round, String),
@@ -71,7 +71,7 @@ pub enum Output {
     /// Read the config store.
     ReadConfig,
     /// This sidecar stands by for this configuration's primary: listen to the heartbeats of its term only.
-    Follow(Round, Configuration),
+    Listen(Round, Configuration),
     /// Ask each member of this configuration for any answer.
     AskMembers(Round, Configuration),
     /// Ask the primary of this configuration whether it leads its term.
@@ -281,7 +281,7 @@ impl Standby {
         };
         let stamp = found.as_ref().map(Configuration::stamp);
         match verdict.take().filter(|(known, _)| Some(known.stamp()) == stamp) {
-            None => return self.follow(now, found, out),
+            None => return self.listen_or_claim(now, found, out),
             Some((_, Verdict::Gone)) => return self.claim(Reason::PrimaryGone, out),
             Some((_, Verdict::Well)) => {
                 self.reported = None;
@@ -297,11 +297,11 @@ impl Standby {
             && known.stamp() != found.stamp()
         {
             out.push(Output::WaitOver);
-            self.follow(now, Some(found), out);
+            self.listen_or_claim(now, Some(found), out);
         }
     }
 
-    fn follow(&mut self, now: Time, found: Option<Configuration>, out: &mut Vec<Output>) {
+    fn listen_or_claim(&mut self, now: Time, found: Option<Configuration>, out: &mut Vec<Output>) {
         let Some(known) = found else {
             let until = now.plus(self.wait_for_apps(None));
             if self.app || now >= until {
@@ -315,7 +315,7 @@ impl Standby {
         if known.primary.id == self.me.id {
             out.push(Output::Report(Report::SameName(known.primary.clone())));
         }
-        out.push(Output::Follow(self.next_round(), known.clone()));
+        out.push(Output::Listen(self.next_round(), known.clone()));
         self.state = State::Listening(Listening { known, since: now, heard_at: None, settled: false });
         self.take_over_if_requested(now, out);
     }
@@ -353,7 +353,7 @@ impl Standby {
                 out.push(Output::AskPrimary(self.next_round(), known));
             }
             State::Pausing { known, until } if now >= *until => match known.take() {
-                Some(known) => self.follow(now, Some(known), out),
+                Some(known) => self.listen_or_claim(now, Some(known), out),
                 None => self.read(out),
             },
             _ => {}

@@ -97,7 +97,7 @@ impl ScriptedGroup {
         }
         self.trace(format!("{sidecar} is a candidate"));
         self.world.become_candidate(no);
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl ScriptedGroup {
         let no = self.sidecar(sidecar)?;
         self.trace(format!("{sidecar} stands by"));
         self.world.stand_by(no);
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -149,7 +149,7 @@ impl ScriptedGroup {
             Process::Up => self.world.with_lead(no, |_, lead| lead.backlog.push_back(batch)),
             _ => return Err(format!("{sidecar} is not running")),
         }
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl ScriptedGroup {
                     }
                 }
             }
-            self.follow();
+            self.run_consequences();
         }
     }
 
@@ -222,7 +222,7 @@ impl ScriptedGroup {
             if !self.happens(|event| is_request(event, to)) {
                 break;
             }
-            self.follow();
+            self.run_consequences();
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ impl ScriptedGroup {
         self.sent.push((*envelope).clone());
         if answer {
             self.world.on_request(envelope.unanswered());
-            self.follow();
+            self.run_consequences();
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl ScriptedGroup {
         let again = self.sent.iter().filter(same).nth_back(nth).cloned();
         let again = again.ok_or_else(|| format!("no {name} was sent to {to}"))?;
         self.world.on_request(again.unanswered());
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -260,20 +260,20 @@ impl ScriptedGroup {
             if !self.happens(|event| matches!(event, Event::Pull(..))) {
                 break;
             }
-            self.follow();
+            self.run_consequences();
         }
     }
 
     /// The oldest call to the config store is carried out.
     pub fn call(&mut self) {
         self.happens(|event| matches!(event, Event::Store(_)));
-        self.follow();
+        self.run_consequences();
     }
 
     /// Backups flush until they have nothing to flush.
     pub fn flush(&mut self) {
         while self.happens(|event| matches!(event, Event::Host(_, _, HostEvent::Flushed))) {
-            self.follow();
+            self.run_consequences();
         }
     }
 
@@ -324,7 +324,7 @@ impl ScriptedGroup {
             Loss::All => self.world.replace_host(no),
         }
         self.world.start_host(no);
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -365,7 +365,7 @@ impl ScriptedGroup {
     pub fn scrub(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
         self.world.scrub_all(no);
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -396,7 +396,7 @@ impl ScriptedGroup {
     pub fn shut_down(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
         self.world.notify_host(no, Input::Shutdown);
-        self.follow();
+        self.run_consequences();
         Ok(())
     }
 
@@ -416,7 +416,7 @@ impl ScriptedGroup {
         let no = self.sidecar(sidecar)?;
         let (mut asked, now) = (false, self.world.queue.now());
         self.world.with_lead(no, |_, lead| asked = lead.sync(now));
-        self.follow();
+        self.run_consequences();
         if asked { Ok(()) } else { Err(format!("{sidecar} has not begun to append")) }
     }
 
@@ -486,7 +486,7 @@ impl ScriptedGroup {
     }
 
     /// What follows at once from what has just happened, but for what waits for commands.
-    fn follow(&mut self) {
+    fn run_consequences(&mut self) {
         let follows = |event: &Event| !waits(event) && !ticks(event);
         while self.world.queue.due(follows).is_some_and(|due| due <= self.world.queue.now() + ROUND) {
             self.happens(follows);

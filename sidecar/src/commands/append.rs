@@ -192,7 +192,7 @@ struct Flow {
 }
 
 impl Flow {
-    fn follow(&self, primary: &Primary) {
+    fn move_to(&self, primary: &Primary) {
         primary.socket().clone_into(&mut self.socket.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -410,7 +410,7 @@ impl Appender<'_> {
             self.primary = self.options.target.wait_for_primary()?;
         }
         self.heard = Instant::now();
-        self.flow.follow(&self.primary);
+        self.flow.move_to(&self.primary);
         let patience = self.patience();
         self.primary.client.set_timeout(Some(patience)).context("set the socket's time-out")
     }

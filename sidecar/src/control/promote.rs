@@ -83,7 +83,7 @@ pub async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
     let mut steps = Steps::begin(started);
     loop {
         for output in outputs.drain(..) {
-            steps.follow(&output, Instant::now());
+            steps.note(&output, Instant::now());
             match output {
                 Output::Won(config, reference) => {
                     let took_ms = started.elapsed().as_millis() as u64;

@@ -102,7 +102,7 @@ struct Shell<'a> {
     /// Questions: one for each member, or one.
     asked: JoinSet<Input>,
     /// Whom it follows.
-    following: JoinSet<()>,
+    listening: JoinSet<()>,
     news: mpsc::Receiver<Input>,
     /// What has been logged.
     said: Said,
@@ -120,8 +120,8 @@ struct Said {
 
 impl Shell<'_> {
     fn new(context: &Arc<Context>) -> Shell<'_> {
-        let (asked, following, news) = (JoinSet::new(), JoinSet::new(), mpsc::channel(NEWS_MAX).1);
-        Shell { context, asked, following, news, said: Said::default(), missed: None }
+        let (asked, listening, news) = (JoinSet::new(), JoinSet::new(), mpsc::channel(NEWS_MAX).1);
+        Shell { context, asked, listening, news, said: Said::default(), missed: None }
     }
 
     /// What happens next. Nothing is lost when it is not waited for to the end.
@@ -142,7 +142,7 @@ impl Shell<'_> {
                 let store = context.store.clone();
                 self.asked.spawn(async move { Input::Read(store.read().await) });
             }
-            Output::Follow(round, config) => self.follow(round, &config),
+            Output::Listen(round, config) => self.listen(round, &config),
             Output::AskMembers(round, config) => {
                 for member in config.members {
                     let context = Arc::clone(context);
@@ -178,7 +178,7 @@ impl Shell<'_> {
         }
     }
 
-    fn follow(&mut self, round: Round, config: &Configuration) {
+    fn listen(&mut self, round: Round, config: &Configuration) {
         let context = self.context;
         context.path.send(Command::Wait {
             role: Role::Standby,
@@ -186,15 +186,15 @@ impl Shell<'_> {
             primary: config.primary.id.to_string(),
         });
         let (news, receiver) = mpsc::channel(NEWS_MAX);
-        (self.news, self.following) = (receiver, JoinSet::new());
+        (self.news, self.listening) = (receiver, JoinSet::new());
         let (store, stamp, changes) = (context.store.clone(), config.stamp(), news.clone());
-        self.following.spawn(async move {
+        self.listening.spawn(async move {
             // Whoever does not listen any more follows somebody else.
             drop(changes.send(Input::Changed(store.changed(Some(stamp)).await)).await);
         });
         let client = BackupClient::of_primary(&config.primary, &context.access);
         let request = TermRequest::of(context.group.clone(), config);
-        self.following.spawn(async move {
+        self.listening.spawn(async move {
             let why = match client.heartbeats_of(&request).await {
                 Ok(mut heartbeats) => loop {
                     if let Err(why) = heartbeats.next().await {

@@ -51,7 +51,7 @@ impl Steps {
     }
 
     /// The promotion goes on with this.
-    pub(super) fn follow(&mut self, output: &Output, now: Instant) {
+    pub(super) fn note(&mut self, output: &Output, now: Instant) {
         match output {
             Output::Fence(..) => _ = self.claimed.get_or_insert(now),
             // Asking again is part of each step.

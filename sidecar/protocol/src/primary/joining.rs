@@ -39,7 +39,7 @@ impl Joining {
     }
 
     /// `may_help`: a pause now could bring a newcomer in.
-    fn follow(&mut self, now: Time, may_help: bool) {
+    fn tick(&mut self, now: Time, may_help: bool) {
         let since = *self.behind_since.get_or_insert(now);
         match self.pause_until {
             Some(until) if now >= until => {
@@ -66,7 +66,7 @@ impl Primary {
         let may_help = !planted::has(Bug::NeverPauses)
             && self.newcomers_behind().any(|newcomer| self.has_lent_what_members_have(newcomer));
         match self.is_kept_smaller_by_load() {
-            true => self.joining.follow(now, may_help),
+            true => self.joining.tick(now, may_help),
             false => self.joining = Joining { rest_until: self.joining.rest_until, ..Joining::default() },
         }
     }

@@ -371,7 +371,7 @@ impl Primary {
         // While nobody has room for the next segment, nobody is slow: when one lends it at last, the others have their time.
         let everybody = self.required().all(|member| member.is_lost() || slow.contains(&member.seat));
         let held_up = (self.segments.oldest(), self.segments.active_id(), everybody);
-        self.segment_stall = Stall::follow(self.segment_stall, held_up, now, !slow.is_empty());
+        self.segment_stall = Stall::update(self.segment_stall, held_up, now, !slow.is_empty());
         if self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
             let wanted = self.wanted_segment();
             let refuses = |member: &&Member| slow.contains(&member.seat) && member.opened < wanted;
@@ -381,7 +381,7 @@ impl Primary {
             }
         }
         let slow = self.members_stalling_acks();
-        self.ack_stall = Stall::follow(self.ack_stall, self.acked, now, !slow.is_empty());
+        self.ack_stall = Stall::update(self.ack_stall, self.acked, now, !slow.is_empty());
         if self.ack_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
             self.count_as_lost(slow, out);
         }
@@ -441,11 +441,11 @@ impl Primary {
                 flushed: member.flushed,
             };
             let stalls = !member.is_lost() && !self.is_required(member) && self.lacks_something(member);
-            let stall = Stall::follow(member.stall, progress, now, stalls);
+            let stall = Stall::update(member.stall, progress, now, stalls);
             let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_timeout_ms);
             // Its other progress says nothing of its disk: under load it never ends.
             let lacks_sync = !member.is_lost() && self.has_all_copies(member) && self.lacks_sync(member);
-            let unsynced = Stall::follow(member.unsynced, member.synced, now, lacks_sync);
+            let unsynced = Stall::update(member.unsynced, member.synced, now, lacks_sync);
             let too_slow = |stall: Stall<Lsn>| now >= stall.since.plus(SYNC_PATIENCE * self.rules.open_timeout_ms);
             if stall.is_some_and(too_long) || unsynced.is_some_and(too_slow) {
                 let refuses = member.opened < self.segments.active_id().min(self.lent_by_members());

@@ -73,7 +73,7 @@ pub(super) struct Stall<At> {
 }
 
 impl<At: PartialEq> Stall<At> {
-    pub(super) fn follow(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
+    pub(super) fn update(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
         if !stalls {
             return None;
         }

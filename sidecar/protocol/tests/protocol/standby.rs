@@ -129,7 +129,7 @@ impl Fixture {
         for output in out {
             let line = match output {
                 Output::ReadConfig => "reads the config store".to_owned(),
-                Output::Follow(round, config) => {
+                Output::Listen(round, config) => {
                     (self.round, self.known) = (*round, Some(config.clone()));
                     format!("follows {}, epoch {}, version {}", config.primary.id, config.epoch, config.version)
                 }

@@ -75,7 +75,7 @@ impl World {
         for output in out {
             match output {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
-                Output::Follow(round, config) => {
+                Output::Listen(round, config) => {
                     if let Role::Standby(following) = &mut self.sidecars[of.0].role {
                         following.primary = Some((round, config));
                     }
