@@ -3,11 +3,12 @@
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] executes what the promotion machine wants, [`lead`] and [`seat`] what the primary machine wants, [`member`] speaks
 //! to one backup, [`fit`] asks whether backups can take what this sidecar writes; [`status`], [`waits`], [`follows`], [`refusals`], [`contacts`], [`peers`] and [`rates`] tell how it goes. After any failure it goes back to a named
-//! role and takes the ordinary way again. Clients are served beside the roles: [`reader`] sends them records, from this primary's
+//! role and takes the ordinary way again. Clients are served beside the roles: [`client_read`] sends them records, from this primary's
 //! [`own`] [`log`] or, by a [`follow`], from what members hold; [`position`] asks the primary how far the log is.
 
 pub mod ahead;
 pub mod alarm;
+pub mod client_read;
 pub mod client_stream;
 pub mod configuration;
 pub mod contacts;
@@ -24,7 +25,6 @@ pub mod peers;
 pub mod position;
 pub mod promote;
 pub mod rates;
-pub mod reader;
 mod readiness;
 pub mod refusals;
 pub mod seat;
@@ -104,7 +104,7 @@ pub struct Context {
     /// What the group has been made with, and how patient to be.
     pub rules: Rules,
     /// The append path.
-    pub path: PathHandle,
+    pub path: AppendLoopHandle,
     /// Numbers of the append path.
     pub shared: Arc<Counters>,
     /// The log as readers see it.
@@ -195,15 +195,15 @@ pub struct Rules {
 
 /// The way to the append path.
 #[derive(Clone, Debug)]
-pub struct PathHandle {
+pub struct AppendLoopHandle {
     commands: SyncSender<Command>,
     waker: Waker,
 }
 
-impl PathHandle {
+impl AppendLoopHandle {
     /// A handle; `waker` is the bell that the path sleeps beside.
-    pub fn new(commands: SyncSender<Command>, waker: Waker) -> PathHandle {
-        PathHandle { commands, waker }
+    pub fn new(commands: SyncSender<Command>, waker: Waker) -> AppendLoopHandle {
+        AppendLoopHandle { commands, waker }
     }
 
     /// Sends a command and wakes the path; waits where there is no room, which the path makes without waiting for anybody. A path
@@ -363,8 +363,8 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
         let context = Arc::clone(context);
         match request {
             ClientRequest::Read { detached, request, start, kind } => {
-                let wanted = reader::Wanted { request, start, kind };
-                tasks.spawn(reader::serve(context, detached, wanted));
+                let wanted = client_read::Wanted { request, start, kind };
+                tasks.spawn(client_read::serve(context, detached, wanted));
             }
             ClientRequest::Position(client, request) => {
                 tasks.spawn(async move {

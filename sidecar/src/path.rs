@@ -1,7 +1,7 @@
 //! The append path: one thread that owns the clients, the log's open end and the data channels.
 //!
 //! Started by [`run`](crate::run); talks to [`control`](crate::control) by [`Command`]s (in), the machine's outputs and [`ClientRequest`]s (out). One
-//! [`Path::turn`] looks at everything once without blocking; [`Path::run`] spins for a bounded time while there is work
+//! [`AppendLoop::turn`] looks at everything once without blocking; [`AppendLoop::run`] spins for a bounded time while there is work
 //! and sleeps on `epoll(7)` otherwise. Per record it makes no system call but the sockets' reads and writes, takes no
 //! lock and allocates nothing.
 //!
@@ -40,7 +40,7 @@ use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::{Response, Role};
 
 use batch_memory::BatchMemory;
-use connection::{ClientConnection, Later};
+use connection::{AnswerKind, ClientConnection};
 pub use description::{Description, LeadingDescription, MemberDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, FromTerm, ReadKind,
@@ -60,7 +60,7 @@ const TICK: Duration = Duration::from_millis(5);
 const LOOK_AROUND_TURNS: u32 = 32;
 
 /// The append path.
-pub struct Path {
+pub struct AppendLoop {
     options: Options,
     me: String,
     state: RoleState,
@@ -84,7 +84,7 @@ pub struct Path {
     ended: bool,
 }
 
-impl Path {
+impl AppendLoop {
     /// Sets the path up. `listener` is the append socket, non-blocking; `me` is this sidecar's name.
     pub fn new(
         options: Options,
@@ -94,11 +94,11 @@ impl Path {
         control: ControlSenders,
         counters: Arc<Counters>,
         waker: &Waker,
-    ) -> io::Result<Path> {
-        Path::bound_backlog(&listener)?;
+    ) -> io::Result<AppendLoop> {
+        AppendLoop::bound_backlog(&listener)?;
         let sleeper = Sleeper::new(waker, &listener)?;
         let now = Instant::now();
-        Ok(Path {
+        Ok(AppendLoop {
             batch_memory: BatchMemory::new(options.batch_memory),
             options,
             me,
@@ -287,7 +287,7 @@ impl Path {
             Command::Left => self.on_left(),
             Command::Answer(id, request, json) => {
                 if let Some(client) = self.clients.by_id(id) {
-                    client.outbox.settle(Later::Status, request, &Response::StatusReport { json: &json });
+                    client.outbox.settle(AnswerKind::Status, request, &Response::StatusReport { json: &json });
                 }
             }
             Command::TakePosition(reply) => self.take_position(reply),

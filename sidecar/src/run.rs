@@ -5,7 +5,7 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,11 +45,13 @@ use crate::control::refusals::Refusals;
 use crate::control::tenure::Tenure;
 use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
-use crate::control::{self, Context, PathHandle, Rules, status};
+use crate::control::{self, AppendLoopHandle, Context, Rules, status};
 use crate::http::{self, Rights};
 use crate::kubernetes;
 use crate::options::{AllowedUid, BackupAddress, RunOptions, own_name, writable};
-use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
+use crate::path::{
+    Allowed, AppendLoop, COMMANDS_MAX, Command, Counters, Options as AppendLoopOptions, Waker, control_channels,
+};
 use crate::store::file::FileStore;
 use crate::store::{Joined, Shape, Store};
 use crate::thread::spawn_owned;
@@ -141,7 +143,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         }
     };
     let Shape { durability, segment_size, fabric } = shape;
-    let batch_memory_min = PathOptions::batch_memory_min(segment_size) as u64;
+    let batch_memory_min = AppendLoopOptions::batch_memory_min(segment_size) as u64;
     ensure_usage!(
         batch_memory >= batch_memory_min,
         "--batch-memory {}: must be at least {batch_memory_min} bytes, which the largest batch takes with segments of {segment_size}",
@@ -173,9 +175,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
-    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, rings_max: rings, spin };
-    let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
-        .context("set up the append path")?;
+    let path_options =
+        AppendLoopOptions { allowed, segment_size, batch_memory, client_timeout, rings_max: rings, spin };
+    let path =
+        AppendLoop::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
+            .context("set up the append path")?;
     let me = PrimaryRef { id: name.clone(), control };
     let (seen, configuration) = watch::channel(None);
     let watch_store = control::configuration::watch(store.clone(), seen);
@@ -201,7 +205,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             client_timeout,
             reader,
         },
-        path: PathHandle::new(commands, waker),
+        path: AppendLoopHandle::new(commands, waker),
         shared,
         log: LogView::default(),
         follows: Follows::new().context("draw a random number")?,
@@ -276,7 +280,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
 
 /// Binds the append socket: mode 0660, or 0666 where other users are allowed, which are then checked by their number. A socket
 /// file without a listener is left over from a dead process.
-fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<(UnixListener, BoundSocket)> {
+fn listen_on_socket(path: &Path, allowed: &Allowed) -> anyhow::Result<(UnixListener, BoundSocket)> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {
         usage!(
@@ -321,11 +325,11 @@ struct BoundSocket {
 }
 
 impl BoundSocket {
-    fn at(path: &FilePath) -> std::io::Result<BoundSocket> {
+    fn at(path: &Path) -> std::io::Result<BoundSocket> {
         Ok(BoundSocket { path: path.to_owned(), file: BoundSocket::file(path)? })
     }
 
-    fn file(path: &FilePath) -> std::io::Result<(u64, u64)> {
+    fn file(path: &Path) -> std::io::Result<(u64, u64)> {
         let found = std::fs::symlink_metadata(path)?;
         Ok((found.dev(), found.ino()))
     }

@@ -4,13 +4,13 @@
 //! neither the start nor the test runner counts. Among the other tests each piece is done once.
 #![allow(clippy::unwrap_used, reason = "helpers of a test")]
 
-#[path = "support/bench.rs"]
-mod bench;
+#[path = "support/loop_harness.rs"]
+mod loop_harness;
 
 use std::hint::black_box;
 use std::io::{Read, Write};
 
-use bench::Bench;
+use loop_harness::LoopHarness;
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::scan;
@@ -29,8 +29,8 @@ fn repeat() -> u64 {
 
 /// Sends the frame that `encode` makes of each request's number, and turns until its `acks` are there.
 fn appends(acks: usize, mut encode: impl FnMut(u64, &mut Vec<u8>)) {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
     let (mut frames, mut answers) = (Vec::new(), vec![0; acks * ACK_FRAME_SIZE]);
     let mut request = 1;
     for _ in 0..repeat() {
@@ -40,7 +40,7 @@ fn appends(acks: usize, mut encode: impl FnMut(u64, &mut Vec<u8>)) {
             request += 1;
         }
         client.stream.write_all(&frames).unwrap();
-        bench.settle();
+        harness.settle();
         client.stream.read_exact(&mut answers).unwrap();
     }
     let last = decode_response(&answers[(acks - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();

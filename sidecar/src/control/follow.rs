@@ -1,6 +1,6 @@
 //! Hands a client what members hold of the log, in any role: carries out what a [`Follower`] wants.
 //!
-//! Called by [`reader`](super::reader) while this sidecar does not lead; over as soon as it does. Decides nothing about records:
+//! Called by [`client_read`](super::client_read) while this sidecar does not lead; over as soon as it does. Decides nothing about records:
 //! every output of the machine becomes a call or a read ([`visit`](super::visit)), every answer an input, and every record that
 //! it hands out a part of a frame. Records leave before the next thing is begun, so a client that is slow slows its own follow
 //! down, and nothing else.
@@ -20,14 +20,14 @@ use tokio::task::JoinSet;
 
 use super::ahead::{Fetch, Part};
 use super::alarm::Alarm;
+use super::client_read::{AtEnd, ClientRead, parted};
 use super::client_stream::End;
 use super::desired::READS_DISABLED;
-use super::follows::{FOLLOWS_MAX, Follows, Seat};
+use super::follows::{FOLLOWS_MAX, FollowSlot, Follows};
 use super::log::Term;
 use super::random_below;
-use super::reader::{AtEnd, Reader, parted};
 use super::sources::Sources;
-use super::visit::{Host, LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy};
+use super::visit::{LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy, VisitedMember};
 use crate::path::{beyond_the_end, trimmed};
 use crate::thread::result;
 
@@ -39,12 +39,12 @@ const TELL_INTERVAL: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Hands out records until this sidecar leads, or another end.
-pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receiver<Option<Term>>) -> End {
-    if !reader.context.may_read() {
+pub(super) async fn follow(read: &mut ClientRead<'_>, leading: &mut watch::Receiver<Option<Term>>) -> End {
+    if !read.context.may_read() {
         return End::Refused(ErrorCode::Unavailable, READS_DISABLED.to_owned());
     }
-    let next = reader.client.next();
-    let Some(seat) = reader.context.follows.take(next) else {
+    let next = read.client.next();
+    let Some(slot) = read.context.follows.take(next) else {
         let message = format!("{FOLLOWS_MAX} follows are running already: try again when one has ended");
         return End::Refused(ErrorCode::Busy, message);
     };
@@ -55,10 +55,10 @@ pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receive
     let now = Instant::now();
     let following = Following {
         machine: Follower::new(Duration::ZERO, next, LANDING, random_below(u64::from(u16::MAX)) as usize, Visit(0))
-            .in_history(reader.history),
-        frames: reader.ahead.frames(reader.client.request()),
-        reader,
-        seat,
+            .in_history(read.history),
+        frames: read.ahead.frames(read.client.request()),
+        read,
+        slot,
         alarm,
         began: now,
         outputs: Vec::new(),
@@ -77,8 +77,8 @@ pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receive
 }
 
 struct Following<'r, 'c> {
-    reader: &'r mut Reader<'c>,
-    seat: Seat,
+    read: &'r mut ClientRead<'c>,
+    slot: FollowSlot,
     machine: Follower,
     alarm: Alarm,
     /// Zero of the machine's clock.
@@ -103,7 +103,7 @@ struct Following<'r, 'c> {
 /// Who is visited.
 struct Visiting {
     visit: Visit,
-    host: Host,
+    member: VisitedMember,
     /// Once there is a channel.
     end: Option<ReadEnd>,
     /// What is being read, and when the read was posted.
@@ -139,18 +139,18 @@ enum Event {
 
 impl Following<'_, '_> {
     async fn run(mut self, leading: &mut watch::Receiver<Option<Term>>) -> Result<Infallible, End> {
-        let mut configurations = self.reader.context.configuration.clone();
+        let mut configurations = self.read.context.configuration.clone();
         configurations.mark_changed();
-        let mut desired = self.reader.context.desired.clone();
-        self.reader.client.listen().await?;
+        let mut desired = self.read.context.desired.clone();
+        self.read.client.listen().await?;
         loop {
             self.send_records().await?;
             self.carry_out().await?;
-            self.reader.tell_history().await?;
+            self.read.tell_history().await?;
             self.tell().await?;
             self.set_alarm()?;
-            let Following { machine, reader, visiting, calls, alarm, .. } = &mut self;
-            let follows = &reader.context.follows;
+            let Following { machine, read, visiting, calls, alarm, .. } = &mut self;
+            let follows = &read.context.follows;
             machine.log().iter().for_each(|log| follows.note(*log, machine.epoch()));
             let event = tokio::select! {
                 biased;
@@ -159,7 +159,7 @@ impl Following<'_, '_> {
                 Ok(()) = desired.changed() => Event::Desired,
                 completed = completed(visiting) => Event::Completed(completed),
                 Some(answer) = calls.join_next() => Event::Answer(result(answer).await),
-                spoken = reader.client.speaks() => {
+                spoken = read.client.speaks() => {
                     spoken?;
                     Event::Spoken
                 }
@@ -174,26 +174,26 @@ impl Following<'_, '_> {
                     let configuration = configurations.borrow_and_update().clone();
                     // Without members there is nobody to visit.
                     if let Some(config) = configuration.filter(|config| !config.members.is_empty()) {
-                        self.sources = Some(Arc::new(Sources::of(self.reader.context, &config)));
+                        self.sources = Some(Arc::new(Sources::of(self.read.context, &config)));
                         self.step(Input::Config(&config));
-                        self.reader.history = self.machine.history();
+                        self.read.history = self.machine.history();
                     }
                 }
-                Event::Desired if self.reader.context.may_read() => {}
+                Event::Desired if self.read.context.may_read() => {}
                 Event::Desired => return Err(End::Refused(ErrorCode::Unavailable, READS_DISABLED.to_owned())),
                 Event::Completed(completed) => self.on_completed(completed),
                 Event::Answer(answer) => self.on_answer(answer).await?,
-                Event::Spoken => self.reader.client.listen().await?,
+                Event::Spoken => self.read.client.listen().await?,
                 Event::Rang => self.on_time(),
             }
         }
     }
 
     fn step(&mut self, input: Input<'_>) {
-        let Following { machine, outputs, frames, reader, began, .. } = self;
+        let Following { machine, outputs, frames, read, began, .. } = self;
         // Known since an earlier step than that which hands out the first record.
-        reader.begin_at(machine.next());
-        let until = reader.until;
+        read.begin_at(machine.next());
+        let until = read.until;
         machine.step(began.elapsed(), input, outputs, |record| {
             if record.lsn < until {
                 frames.put(record.lsn.0, record.payload);
@@ -203,15 +203,15 @@ impl Following<'_, '_> {
 
     /// Sends what the last step has handed out.
     async fn send_records(&mut self) -> Result<(), End> {
-        let before = self.reader.client.next();
-        self.reader.client.send_records(&mut self.frames).await?;
+        let before = self.read.client.next();
+        self.read.client.send_records(&mut self.frames).await?;
         self.frames.clear();
-        let next = self.reader.client.next();
+        let next = self.read.client.next();
         if next > before {
             self.progress = Instant::now();
-            self.seat.update(next.0 - before.0, |progress| progress.lsn = next.prev());
+            self.slot.update(next.0 - before.0, |progress| progress.lsn = next.prev());
         }
-        if next >= self.reader.until { Err(End::Done) } else { Ok(()) }
+        if next >= self.read.until { Err(End::Done) } else { Ok(()) }
     }
 
     async fn carry_out(&mut self) -> Result<(), End> {
@@ -220,26 +220,26 @@ impl Following<'_, '_> {
             match output {
                 Output::CaughtUp => self.on_caught_up().await?,
                 Output::Trimmed(first) => {
-                    let message = trimmed(self.reader.client.next(), first.0);
+                    let message = trimmed(self.read.client.next(), first.0);
                     return Err(End::Refused(ErrorCode::Trimmed, message));
                 }
                 Output::BeyondEnd(last) => {
-                    let next = self.reader.client.next();
+                    let next = self.read.client.next();
                     let message = beyond_the_end(next.0, last.0).expect("the machine knows of no such record");
                     return Err(End::Refused(ErrorCode::BeyondEnd, message));
                 }
-                Output::Parted(why) => return Err(parted(self.reader.client.next(), why)),
+                Output::Parted(why) => return Err(parted(self.read.client.next(), why)),
                 Output::Connect(visit, log, member) => {
                     tracing::debug!(member = %member.id, ?visit, "visits a backup");
-                    let host = Host::new(self.reader.context, log, member, self.seat.reader());
-                    let connecting = host.clone().connect();
-                    self.visiting = Some(Visiting { visit, host, end: None, posted: None, asked: Instant::now() });
+                    let member = VisitedMember::new(self.read.context, log, member, self.slot.reader());
+                    let connecting = member.clone().connect();
+                    self.visiting = Some(Visiting { visit, member, end: None, posted: None, asked: Instant::now() });
                     self.call(async move { Answer::Connected(connecting.await) });
                 }
                 Output::Leave(visit, why) => {
                     tracing::debug!(?visit, %why, "leaves a backup");
                     (self.visiting, self.calls, self.left) = (None, JoinSet::new(), why);
-                    self.seat.update(0, |progress| progress.from = None);
+                    self.slot.update(0, |progress| progress.from = None);
                 }
                 Output::Fetch(_, identity, closure, wanted) => {
                     if let Some(fetch) = self.fetch(identity, closure, &wanted) {
@@ -250,10 +250,10 @@ impl Following<'_, '_> {
                 Output::Read(_, range) => self.post(Posted::Segment, |end| end.read(range)),
                 Output::Survey(_) => {
                     let next = self.machine.next();
-                    self.ask(|host| async move { Answer::Surveyed(host.survey(next).await) });
+                    self.ask(|member| async move { Answer::Surveyed(member.survey(next).await) });
                 }
                 Output::Share(_, segment) => {
-                    self.ask(|host| async move { Answer::Shared(host.share_segment(segment).await) });
+                    self.ask(|member| async move { Answer::Shared(member.share_segment(segment).await) });
                 }
             }
         }
@@ -262,10 +262,10 @@ impl Following<'_, '_> {
     }
 
     async fn on_caught_up(&mut self) -> Result<(), End> {
-        self.reader.begin_at(self.machine.next());
-        match self.reader.at_end {
+        self.read.begin_at(self.machine.next());
+        match self.read.at_end {
             AtEnd::Done => Err(End::Done),
-            AtEnd::GoOn | AtEnd::Turn => self.reader.client.send_caught_up().await,
+            AtEnd::GoOn | AtEnd::Turn => self.read.client.send_caught_up().await,
         }
     }
 
@@ -276,13 +276,13 @@ impl Following<'_, '_> {
         }
     }
 
-    fn ask<F>(&mut self, call: impl FnOnce(Host) -> F)
+    fn ask<F>(&mut self, call: impl FnOnce(VisitedMember) -> F)
     where
         F: Future<Output = Answer> + Send + 'static,
     {
         if let Some(visiting) = &mut self.visiting {
             visiting.asked = Instant::now();
-            let call = call(visiting.host.clone());
+            let call = call(visiting.member.clone());
             self.call(call);
         }
     }
@@ -293,13 +293,13 @@ impl Following<'_, '_> {
 
     /// The wanted records of a closed segment; those after it are on their way meanwhile.
     fn fetch(&mut self, identity: SegmentIdentity, closure: Closure, wanted: &Range<Lsn>) -> Option<Fetch> {
-        let Following { reader, machine, sources, .. } = self;
+        let Following { read, machine, sources, .. } = self;
         let sources = sources.as_ref()?;
-        let then = wanted.end..reader.until;
+        let then = wanted.end..read.until;
         let upcoming = machine.upcoming().filter_map(|(identity, closure)| Part::new(identity, closure, &then));
-        let wanted = wanted.start..wanted.end.min(reader.until);
+        let wanted = wanted.start..wanted.end.min(read.until);
         let first = Part::new(identity, closure, &wanted)?;
-        Some(reader.ahead.fetch(reader.context, sources, reader.client.request(), first, upcoming))
+        Some(read.ahead.fetch(read.context, sources, read.client.request(), first, upcoming))
     }
 
     fn on_completed(&mut self, completed: Result<(), String>) {
@@ -346,7 +346,7 @@ impl Following<'_, '_> {
                     self.send_records().await?;
                     // The next segment goes where this one was: no buffer as large as a segment stays here.
                     std::mem::swap(&mut self.frames, &mut frames);
-                    self.reader.ahead.keep(frames);
+                    self.read.ahead.keep(frames);
                     self.step(Input::Fetched(visit, Ok(())));
                 }
             }
@@ -372,8 +372,8 @@ impl Following<'_, '_> {
     }
 
     fn set_alarm(&mut self) -> Result<(), End> {
-        let patience = (self.reader.at_end == AtEnd::Done).then(|| self.progress + PATIENCE);
-        let lag = (self.reader.at_end == AtEnd::Turn).then_some(self.lag_due);
+        let patience = (self.read.at_end == AtEnd::Done).then(|| self.progress + PATIENCE);
+        let lag = (self.read.at_end == AtEnd::Turn).then_some(self.lag_due);
         let due = [self.machine_due(), self.sign_due(), patience, lag].into_iter().flatten().min();
         Ok(self.alarm.set(due)?)
     }
@@ -384,7 +384,7 @@ impl Following<'_, '_> {
             self.step(Input::Tick);
         }
         if self.sign_due().is_some_and(|due| due <= now) {
-            self.ask(|host| async move { Answer::SignOfLife(host.give_sign_of_life().await) });
+            self.ask(|member| async move { Answer::SignOfLife(member.give_sign_of_life().await) });
         }
     }
 
@@ -395,14 +395,14 @@ impl Following<'_, '_> {
             self.told = now;
             let from = self.machine.from().map(|member| &member.id);
             let lag = self.machine.lag(now - self.began);
-            self.seat.update(0, |progress| {
+            self.slot.update(0, |progress| {
                 if progress.from.as_ref() != from {
                     progress.from = from.cloned();
                 }
                 progress.covers = lag.behind.and_then(|behind| now.checked_sub(behind));
             });
         }
-        if self.reader.at_end == AtEnd::Turn && now >= self.lag_due {
+        if self.read.at_end == AtEnd::Turn && now >= self.lag_due {
             self.lag_due = now + LAG_INTERVAL;
             let lag = self.machine.lag(now - self.began);
             let behind_ms = lag.behind.map_or(BEHIND_UNKNOWN, |behind| {
@@ -410,10 +410,10 @@ impl Following<'_, '_> {
                 u32::try_from(behind.as_micros().div_ceil(1000)).unwrap_or(BEHIND_UNKNOWN - 1)
             });
             let said = Response::Lag { acked: lag.acked.0, behind_ms, stale: lag.is_stale() };
-            self.reader.client.send(&said).await?;
+            self.read.client.send(&said).await?;
         }
-        if self.reader.at_end == AtEnd::Done && now >= self.progress + PATIENCE {
-            let (next, why) = (self.reader.client.next(), &self.left);
+        if self.read.at_end == AtEnd::Done && now >= self.progress + PATIENCE {
+            let (next, why) = (self.read.client.next(), &self.left);
             let message = format!(
                 "no backup has shown record {next} for {PATIENCE:?} (last: {why}): read from a lower LSN, or try again"
             );

@@ -1,6 +1,6 @@
 //! The follows that run in this process: how many there may be, what backups know them as, and how far each has come.
 //!
-//! A [`follow`](super::follow) takes a [`Seat`] for as long as it reads from members; [`status`](super::status) tells how far
+//! A [`follow`](super::follow) takes a [`FollowSlot`] for as long as it reads from members; [`status`](super::status) tells how far
 //! they are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,10 +21,10 @@ pub const FOLLOWS_MAX: usize = 8;
 /// The follows of a process.
 #[derive(Debug)]
 pub struct Follows {
-    /// Random: seat n is reader `first + n` to the backups. They remember a reader for a while, so the seats are few and stay the
+    /// Random: slot n is reader `first + n` to the backups. They remember a reader for a while, so the slots are few and stay the
     /// same.
     first: u64,
-    seats: Mutex<[Option<Progress>; FOLLOWS_MAX]>,
+    slots: Mutex<[Option<Progress>; FOLLOWS_MAX]>,
     /// Records that have been handed out.
     records: AtomicU64,
     /// The log that was followed last, and the latest epoch of it whose records may have been handed out.
@@ -54,7 +54,7 @@ impl Progress {
 
 /// One of the follows. Free again when this is dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct FollowSlot {
     follows: Arc<Follows>,
     index: usize,
 }
@@ -62,16 +62,16 @@ pub struct Seat {
 impl Follows {
     /// None yet.
     pub fn new() -> Result<Arc<Follows>, getrandom::Error> {
-        let seats = Mutex::new(std::array::from_fn(|_| None));
-        Ok(Arc::new(Follows { first: getrandom::u64()?, seats, records: AtomicU64::new(0), seen: Mutex::default() }))
+        let slots = Mutex::new(std::array::from_fn(|_| None));
+        Ok(Arc::new(Follows { first: getrandom::u64()?, slots, records: AtomicU64::new(0), seen: Mutex::default() }))
     }
 
-    /// A seat, if one is free.
-    pub fn take(self: &Arc<Follows>, next: Lsn) -> Option<Seat> {
-        let mut seats = self.lock();
-        let index = seats.iter().position(Option::is_none)?;
-        seats[index] = Some(Progress { from: None, lsn: next.prev(), covers: None, began: Instant::now() });
-        Some(Seat { follows: Arc::clone(self), index })
+    /// A slot, if one is free.
+    pub fn take(self: &Arc<Follows>, next: Lsn) -> Option<FollowSlot> {
+        let mut slots = self.lock();
+        let index = slots.iter().position(Option::is_none)?;
+        slots[index] = Some(Progress { from: None, lsn: next.prev(), covers: None, began: Instant::now() });
+        Some(FollowSlot { follows: Arc::clone(self), index })
     }
 
     /// A follower has believed a board of this epoch.
@@ -107,8 +107,8 @@ impl Follows {
 
     /// The one that is furthest behind.
     pub fn report(&self, now: Instant) -> Option<FollowReport> {
-        let seats = self.lock();
-        let worst = seats.iter().flatten().max_by_key(|progress| progress.behind(now))?;
+        let slots = self.lock();
+        let worst = slots.iter().flatten().max_by_key(|progress| progress.behind(now))?;
         let lag = worst.covers.map(|covers| now.saturating_duration_since(covers));
         Some(FollowReport {
             from: worst.from.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -119,11 +119,11 @@ impl Follows {
     }
 
     fn lock(&self) -> MutexGuard<'_, [Option<Progress>; FOLLOWS_MAX]> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
+impl FollowSlot {
     /// What backups know it as.
     pub fn reader(&self) -> ReaderId {
         ReaderId(self.follows.first.wrapping_add(self.index as u64))
@@ -138,7 +138,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for FollowSlot {
     fn drop(&mut self) {
         self.follows.lock()[self.index] = None;
     }
@@ -151,12 +151,12 @@ mod tests {
     #[test]
     fn seats_are_bounded_and_free_again() {
         let follows = Follows::new().unwrap();
-        let mut seats: Vec<Seat> = (0..FOLLOWS_MAX).map(|_| follows.take(Lsn(1)).unwrap()).collect();
+        let mut slots: Vec<FollowSlot> = (0..FOLLOWS_MAX).map(|_| follows.take(Lsn(1)).unwrap()).collect();
         assert!(follows.take(Lsn(1)).is_none());
-        let freed = seats.swap_remove(3).reader();
+        let freed = slots.swap_remove(3).reader();
         let again = follows.take(Lsn(1)).unwrap();
         assert_eq!(again.reader(), freed, "backups know few readers of a process, however often it follows");
-        assert!(seats.iter().all(|seat| seat.reader() != freed));
+        assert!(slots.iter().all(|slot| slot.reader() != freed));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const SWAP_INTERVAL: Duration = Duration::from_millis(100);
 const RECRUIT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A primary's term.
-struct Term {
+struct TermExecutor {
     context: Arc<Context>,
     config: Configuration,
     seats: HashMap<Seat, SeatTasks>,
@@ -83,8 +83,13 @@ pub async fn lead(
     };
     let lead = Command::Lead(Box::new(primary), reference.last().0);
     context.log.begin(start, &context.shared, || context.path.send(lead));
-    let mut term =
-        Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new(), unfit: Vec::new() };
+    let mut term = TermExecutor {
+        context: Arc::clone(context),
+        config,
+        seats: HashMap::new(),
+        tasks: JoinSet::new(),
+        unfit: Vec::new(),
+    };
     let served = term.config.clone();
     if context.primary_address.is_some() {
         let (context, served) = (Arc::clone(context), served.clone());
@@ -118,7 +123,7 @@ pub async fn lead(
     Ok(why)
 }
 
-impl Term {
+impl TermExecutor {
     fn execute(&mut self, output: Output) {
         let context = Arc::clone(&self.context);
         match output {

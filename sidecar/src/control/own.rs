@@ -1,6 +1,6 @@
 //! Reads this primary's own log for a client: the open end from memory, what is closed from members.
 //!
-//! Called by [`reader`](super::reader) for as long as this sidecar leads.
+//! Called by [`client_read`](super::client_read) for as long as this sidecar leads.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use tailwind_protocol::scan::{Scanner, Stop};
 use tailwind_protocol::socket::ErrorCode;
 
 use super::ahead::{Part, put};
+use super::client_read::{AtEnd, ClientRead};
 use super::client_stream::End;
 use super::log::{Location, Term};
 use super::position;
-use super::reader::{AtEnd, Reader};
 use crate::path::{beyond_the_end, trimmed};
 
 /// A tail looks up at least so often, to notice that this sidecar is no longer primary.
@@ -27,47 +27,47 @@ const AGAIN: Duration = Duration::from_millis(1);
 struct ReadSoFar(Option<(SegmentId, Closure)>);
 
 /// Sends records in this term. Returns only with the end, which may be that of the term.
-pub(super) async fn read(reader: &mut Reader<'_>, term: Term) -> End {
-    match read_until_end(reader, term).await {
+pub(super) async fn read(read: &mut ClientRead<'_>, term: Term) -> End {
+    match read_until_end(read, term).await {
         Err(end) => end,
         Ok(never) => match never {},
     }
 }
 
-async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::convert::Infallible, End> {
+async fn read_until_end(read: &mut ClientRead<'_>, term: Term) -> Result<std::convert::Infallible, End> {
     let mut read_so_far = ReadSoFar::default();
-    reader.client.listen().await?;
-    let cuts = reader.context.log.cuts();
-    check_term(reader, term)?;
-    reader.enter_log(term.log, &cuts).await?;
+    read.client.listen().await?;
+    let cuts = read.context.log.cuts();
+    check_term(read, term)?;
+    read.enter_log(term.log, &cuts).await?;
     loop {
         // The recovered log is acknowledged, also before the append path has heard of the term.
-        let acked = term.last.max(Lsn(reader.context.shared.acked.load(Ordering::Acquire)));
-        reader.begin_at(term.first.max(Lsn(reader.context.shared.first.load(Ordering::Acquire))));
-        let next = reader.client.next();
-        if next >= reader.until {
+        let acked = term.last.max(Lsn(read.context.shared.acked.load(Ordering::Acquire)));
+        read.begin_at(term.first.max(Lsn(read.context.shared.first.load(Ordering::Acquire))));
+        let next = read.client.next();
+        if next >= read.until {
             return Err(End::Done);
         }
         if next > acked {
-            if let Some(end) = end_of_log(reader.at_end, next, acked, term.epoch) {
-                if prove(reader, term).await? > acked {
+            if let Some(end) = end_of_log(read.at_end, next, acked, term.epoch) {
+                if prove(read, term).await? > acked {
                     continue;
                 }
                 return Err(end);
             }
-            reader.client.send_caught_up().await?;
-            wait_for_news(reader, term, acked).await?;
+            read.client.send_caught_up().await?;
+            wait_for_news(read, term, acked).await?;
             continue;
         }
-        check_term(reader, term)?;
-        match reader.context.log.locate(next) {
+        check_term(read, term)?;
+        match read.context.log.locate(next) {
             Some(Location::Open(identity, memory)) => {
-                send_open(reader, term, memory.published(), &identity, acked, &mut read_so_far).await?;
+                send_open(read, term, memory.published(), &identity, acked, &mut read_so_far).await?;
             }
-            Some(Location::Closed(identity, closure)) => send_closed(reader, term, identity, closure, acked).await?,
+            Some(Location::Closed(identity, closure)) => send_closed(read, term, identity, closure, acked).await?,
             None => {
-                check_term(reader, term)?;
-                let first = reader.context.shared.first.load(Ordering::Acquire);
+                check_term(read, term)?;
+                let first = read.context.shared.first.load(Ordering::Acquire);
                 if next.0 < first {
                     return Err(End::Refused(ErrorCode::Trimmed, trimmed(next, first)));
                 }
@@ -95,17 +95,17 @@ fn end_of_log(at_end: AtEnd, next: Lsn, acked: Lsn, epoch: Epoch) -> Option<End>
 /// Proves by a barrier that this term was not over when the end of the log was looked up, and returns the last acknowledged record.
 /// A process that was stopped may have been deposed meanwhile: others have acknowledged more, and to say that the log ends here
 /// would tell a client that records are lost which are not.
-async fn prove(reader: &Reader<'_>, term: Term) -> Result<Lsn, End> {
+async fn prove(read: &ClientRead<'_>, term: Term) -> Result<Lsn, End> {
     let deadline = Instant::now() + position::PATIENCE;
     loop {
-        match position::own(reader.context).await {
+        match position::own(read.context).await {
             Ok(position) if position.epoch == term.epoch => return Ok(position.last),
             Ok(_) => return Err(End::RoleLost),
             Err(why) => {
-                check_term(reader, term)?;
+                check_term(read, term)?;
                 // A new primary of a full group has no buffer to write to, and its app must be able to trim.
-                if position::no_member_has_promised_more(reader.context, term).await {
-                    return Ok(term.last.max(Lsn(reader.context.shared.acked.load(Ordering::Acquire))));
+                if position::no_member_has_promised_more(read.context, term).await {
+                    return Ok(term.last.max(Lsn(read.context.shared.acked.load(Ordering::Acquire))));
                 }
                 if Instant::now() >= deadline {
                     let message = format!("where the log ends cannot be proved: {why}");
@@ -117,13 +117,13 @@ async fn prove(reader: &Reader<'_>, term: Term) -> Result<Lsn, End> {
     }
 }
 
-fn check_term(reader: &Reader<'_>, term: Term) -> Result<(), End> {
-    if reader.context.log.lasts(term) { Ok(()) } else { Err(End::RoleLost) }
+fn check_term(read: &ClientRead<'_>, term: Term) -> Result<(), End> {
+    if read.context.log.lasts(term) { Ok(()) } else { Err(End::RoleLost) }
 }
 
 /// Sends records of an open segment, from the next wanted one to the last acknowledged one.
 async fn send_open(
-    reader: &mut Reader<'_>,
+    read: &mut ClientRead<'_>,
     term: Term,
     bytes: &[u8],
     identity: &SegmentIdentity,
@@ -134,9 +134,9 @@ async fn send_open(
         Some((_, closure)) => Scanner::resume(bytes, identity, closure),
         None => Scanner::new(bytes, identity).map_err(|stop| unreadable(identity, stop))?,
     };
-    let before = reader.client.next();
-    let wanted = before..reader.until.min(acked.next());
-    let mut frames = reader.ahead.frames(reader.client.request());
+    let before = read.client.next();
+    let wanted = before..read.until.min(acked.next());
+    let mut frames = read.ahead.frames(read.client.request());
     'segment: while let Ok(append) = scanner.next_append() {
         for record in append.records() {
             if record.lsn >= wanted.end {
@@ -146,11 +146,11 @@ async fn send_open(
         }
         *read_so_far = Some((identity.segment, scanner.closure()));
     }
-    reader.client.send_records(&mut frames).await?;
-    reader.ahead.keep(frames);
-    if reader.client.next() == before {
+    read.client.send_records(&mut frames).await?;
+    read.ahead.keep(frames);
+    if read.client.next() == before {
         // The segment does not hold what it should; its neighbours in the list may have changed meanwhile.
-        check_term(reader, term)?;
+        check_term(read, term)?;
         tokio::time::sleep(AGAIN).await;
     }
     Ok(())
@@ -159,51 +159,51 @@ async fn send_open(
 /// Sends the wanted records of a closed segment; the ones after it are on their way from other members meanwhile. What was not
 /// acknowledged when it was sent for is missing.
 async fn send_closed(
-    reader: &mut Reader<'_>,
+    read: &mut ClientRead<'_>,
     term: Term,
     identity: SegmentIdentity,
     closure: Closure,
     acked: Lsn,
 ) -> Result<(), End> {
-    let context = reader.context;
-    let wanted = reader.client.next()..reader.until.min(acked.next());
+    let context = read.context;
+    let wanted = read.client.next()..read.until.min(acked.next());
     let following = context.log.following(identity.segment, super::ahead::AHEAD);
     let following = following.into_iter().filter_map(|(identity, closure)| Part::new(identity, closure, &wanted));
     let unavailable = |why: String| End::Refused(ErrorCode::Unavailable, why);
     let (Some(first), Some(sources)) = (Part::new(identity, closure, &wanted), context.log.sources()) else {
-        check_term(reader, term)?;
+        check_term(read, term)?;
         return Err(unavailable(format!("segment {}: no member to read from", identity.segment)));
     };
-    let fetch = reader.ahead.fetch(context, &sources, reader.client.request(), first, following);
+    let fetch = read.ahead.fetch(context, &sources, read.client.request(), first, following);
     match fetch.await {
         Ok(mut frames) => {
-            reader.client.send_records(&mut frames).await?;
-            reader.ahead.keep(frames);
+            read.client.send_records(&mut frames).await?;
+            read.ahead.keep(frames);
             Ok(())
         }
         Err(why) => {
-            check_term(reader, term)?;
+            check_term(read, term)?;
             Err(unavailable(why))
         }
     }
 }
 
 /// Waits until there is a record to send, the client says something, or it is time to look up.
-async fn wait_for_news(reader: &mut Reader<'_>, term: Term, acked: Lsn) -> Result<(), End> {
-    let shared = &reader.context.shared;
+async fn wait_for_news(read: &mut ClientRead<'_>, term: Term, acked: Lsn) -> Result<(), End> {
+    let shared = &read.context.shared;
     shared.tailing.fetch_add(1, Ordering::AcqRel);
     let news = shared.news.notified();
     let arrived = shared.acked.load(Ordering::Acquire) > acked.0;
     if !arrived {
         tokio::select! {
             () = news => {}
-            _ = reader.client.speaks() => {}
+            _ = read.client.speaks() => {}
             () = tokio::time::sleep(TAIL_LOOKS_UP) => {}
         }
     }
     shared.tailing.fetch_sub(1, Ordering::AcqRel);
-    check_term(reader, term)?;
-    reader.client.listen().await
+    check_term(read, term)?;
+    read.client.listen().await
 }
 
 fn unreadable(identity: &SegmentIdentity, stop: Stop) -> End {

@@ -34,7 +34,7 @@ const _: () = assert!(board::LINES.end <= LANDING);
 
 /// A member, as it is asked by one follower.
 #[derive(Clone)]
-pub struct Host {
+pub struct VisitedMember {
     context: Arc<Context>,
     client: BackupClient,
     member: MemberRef,
@@ -66,11 +66,11 @@ pub struct SharedCopy {
     memory: Readable,
 }
 
-impl Host {
+impl VisitedMember {
     /// A member of this log. Nothing is sent yet.
-    pub fn new(context: &Arc<Context>, log: LogId, member: MemberRef, reader: ReaderId) -> Host {
+    pub fn new(context: &Arc<Context>, log: LogId, member: MemberRef, reader: ReaderId) -> VisitedMember {
         let client = context.backup(&member.id, Some(&member.control));
-        Host { context: Arc::clone(context), client, member, log, reader }
+        VisitedMember { context: Arc::clone(context), client, member, log, reader }
     }
 
     /// Opens a read channel, and has the board shared.

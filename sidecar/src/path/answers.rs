@@ -1,6 +1,6 @@
 //! What clients wait for, and how they are answered: acks of their appends, barriers, positions and syncs.
 //!
-//! Part of [`Path`]: `requests` adds to what the primary's log has wait, and each turn hands back what is due.
+//! Part of [`AppendLoop`]: `requests` adds to what the primary's log has wait, and each turn hands back what is due.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -11,8 +11,8 @@ use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::{ErrorCode, Response};
 use tokio::sync::oneshot;
 
-use super::Path;
-use super::connection::Later;
+use super::AppendLoop;
+use super::connection::AnswerKind;
 use super::latency::Latency;
 use super::leading::Leading;
 use super::messages::{ClientId, Counters};
@@ -47,7 +47,7 @@ pub(super) enum Asker {
     /// ends.
     Trim(ClientId, u64, Lsn),
     /// The same as `Position`, for another process.
-    Control(oneshot::Sender<Result<PositionReply, String>>),
+    RemoteProcess(oneshot::Sender<Result<PositionReply, String>>),
 }
 
 impl Asker {
@@ -57,13 +57,13 @@ impl Asker {
             | Asker::Position(client, _)
             | Asker::Sync(client, _)
             | Asker::Trim(client, ..) => Some(*client),
-            Asker::Control(_) => None,
+            Asker::RemoteProcess(_) => None,
         }
     }
 
     /// Another process that no longer waits. Clients are forgotten when their connections are closed.
     fn is_gone(&self) -> bool {
-        matches!(self, Asker::Control(reply) if reply.is_closed())
+        matches!(self, Asker::RemoteProcess(reply) if reply.is_closed())
     }
 }
 
@@ -89,7 +89,7 @@ impl Listener<AppendId, Asker> for Answers<'_> {
     fn acknowledged(&mut self, append: AppendId, last: Lsn) {
         self.counters.acked.store(last.0, Ordering::Release);
         if let Some(client) = self.clients.get(append.slot, append.client) {
-            client.outbox.settle(Later::Append, append.request, &Response::Ack { lsn: last.0 });
+            client.outbox.settle(AnswerKind::Append, append.request, &Response::Ack { lsn: last.0 });
         }
     }
 
@@ -97,18 +97,18 @@ impl Listener<AppendId, Asker> for Answers<'_> {
         let epoch = self.epoch.0;
         match (asker, proof) {
             (Asker::Barrier(client, request), Proof::Last(Lsn(last))) => {
-                self.settle(client, Later::Barrier, request, &Response::BarrierPassed { epoch, last });
+                self.settle(client, AnswerKind::Barrier, request, &Response::BarrierPassed { epoch, last });
             }
             (Asker::Position(client, request), Proof::Last(Lsn(last))) => {
-                self.settle(client, Later::Position, request, &Response::Position { epoch, last });
+                self.settle(client, AnswerKind::Position, request, &Response::Position { epoch, last });
             }
             (Asker::Sync(client, request), Proof::Synced(Lsn(lsn))) => {
-                self.settle(client, Later::Sync, request, &Response::Synced { lsn });
+                self.settle(client, AnswerKind::Sync, request, &Response::Synced { lsn });
             }
             (Asker::Trim(client, request, below), Proof::Last(_)) => {
                 self.trims.push(ProvedTrim { client, request, below });
             }
-            (Asker::Control(reply), Proof::Last(last)) => {
+            (Asker::RemoteProcess(reply), Proof::Last(last)) => {
                 // The caller may be gone.
                 drop(reply.send(Ok(PositionReply { epoch: self.epoch, last })));
             }
@@ -126,9 +126,9 @@ impl Listener<AppendId, Asker> for Answers<'_> {
 }
 
 impl Answers<'_> {
-    fn settle(&mut self, client: ClientId, later: Later, request: u64, answer: &Response<'_>) {
+    fn settle(&mut self, client: ClientId, kind: AnswerKind, request: u64, answer: &Response<'_>) {
         if let Some(client) = self.clients.by_id(client) {
-            client.outbox.settle(later, request, answer);
+            client.outbox.settle(kind, request, answer);
         }
     }
 }
@@ -138,14 +138,14 @@ fn no_position(message: &str) -> Response<'_> {
     Response::Error { code: ErrorCode::Unavailable, fatal: false, retry_after_ms: POSITION_RETRY_MS, message }
 }
 
-impl Path {
+impl AppendLoop {
     /// Takes a position of the log for another process.
     pub(super) fn take_position(&mut self, reply: oneshot::Sender<Result<PositionReply, String>>) {
         let refusal = match &mut self.state {
             RoleState::Waiting { .. } => "not primary",
             RoleState::Leading(leading) if !leading.log.is_ready() => "primary, and not ready for appends yet",
             RoleState::Leading(leading) => match may_take_another(leading) {
-                true => return leading.log.ask(Asker::Control(reply)),
+                true => return leading.log.ask(Asker::RemoteProcess(reply)),
                 false => "too many barriers wait already",
             },
         };
@@ -160,7 +160,7 @@ impl Path {
             Ok(PositionReply { epoch, last }) => Response::Position { epoch: epoch.0, last: last.0 },
             Err(why) => no_position(why),
         };
-        client.outbox.settle(Later::Position, request, &answer);
+        client.outbox.settle(AnswerKind::Position, request, &answer);
     }
 
     /// Refuses every append, barrier and sync that waits: the term is over.
@@ -171,25 +171,25 @@ impl Path {
         let (appends, questions) = ended.log.end();
         for append in appends {
             if let Some(client) = self.clients.get(append.slot, append.client) {
-                client.outbox.settle(Later::Append, append.request, &unknown);
+                client.outbox.settle(AnswerKind::Append, append.request, &unknown);
             }
         }
         for asker in questions {
-            let (client, later, request, answer) = match asker {
-                Asker::Barrier(client, request) => (client, Later::Barrier, request, &lost),
-                Asker::Sync(client, request) => (client, Later::Sync, request, &lost),
-                Asker::Trim(client, request, _) => (client, Later::Trim, request, &lost),
+            let (client, kind, request, answer) = match asker {
+                Asker::Barrier(client, request) => (client, AnswerKind::Barrier, request, &lost),
+                Asker::Sync(client, request) => (client, AnswerKind::Sync, request, &lost),
+                Asker::Trim(client, request, _) => (client, AnswerKind::Trim, request, &lost),
                 Asker::Position(client, request) => {
-                    (client, Later::Position, request, &no_position("no longer primary"))
+                    (client, AnswerKind::Position, request, &no_position("no longer primary"))
                 }
-                Asker::Control(reply) => {
+                Asker::RemoteProcess(reply) => {
                     // The caller may be gone.
                     drop(reply.send(Err("no longer primary".to_owned())));
                     continue;
                 }
             };
             if let Some(client) = self.clients.by_id(client) {
-                client.outbox.settle(later, request, answer);
+                client.outbox.settle(kind, request, answer);
             }
         }
     }

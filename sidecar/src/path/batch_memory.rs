@@ -1,13 +1,13 @@
 //! Memory for frames that are larger than a connection's own inbox, shared by all connections: batches, that is.
 //!
-//! Used by [`Path`] when a frame announces its size. A client without room is not read from until others are done: first
+//! Used by [`AppendLoop`] when a frame announces its size. A client without room is not read from until others are done: first
 //! come, first served. A grant stays with its connection after the batch, for the next one, until another needs it.
 
 use std::collections::VecDeque;
 
 use super::connection::{ClientConnection, Inbox};
 use super::slots::SLOTS;
-use super::{ClientId, Path};
+use super::{AppendLoop, ClientId};
 
 /// How much of the shared memory is taken. The bytes are in the inboxes.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl BatchMemory {
         !self.waiting.is_empty()
     }
 
-    /// A connection ends or goes to the reader: it gives back what it has and waits no more.
+    /// A connection ends or goes to a read: it gives back what it has and waits no more.
     pub(super) fn leave(&mut self, client: ClientId, inbox: &Inbox) {
         self.taken -= inbox.granted();
         self.waiting.retain(|waiting| *waiting != client);
@@ -43,7 +43,7 @@ impl BatchMemory {
     }
 }
 
-impl Path {
+impl AppendLoop {
     /// Gives the frame that this client has begun to send its room, or lets the client wait for it.
     pub(super) fn make_room(&mut self, client: &mut ClientConnection, size: usize) {
         let inbox = &mut client.inbox;

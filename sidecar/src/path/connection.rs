@@ -1,6 +1,6 @@
 //! One client of the append socket: what it has sent, what it is owed, both bounded.
 //!
-//! Held in a slot of [`Path`](super::Path). Inbox and outbox are apart, so that a frame can be read in place while it is
+//! Held in a slot of [`AppendLoop`](super::AppendLoop). Inbox and outbox are apart, so that a frame can be read in place while it is
 //! answered.
 
 use std::io::{ErrorKind, Read, Write};
@@ -32,7 +32,7 @@ const READ_SIZE: usize = 256 << 10;
 /// it. An app that waits for each ack comes back within a few turns, however long that ack took.
 const SILENT_TURNS: u32 = 64;
 
-/// What is left of a connection when it changes hands between the append path and the reader.
+/// What is left of a connection when it changes hands between the append path and a read.
 #[derive(Debug)]
 pub struct DetachedConnection {
     /// The socket, non-blocking.
@@ -150,8 +150,8 @@ pub(super) struct Outbox {
     pub(super) held: Option<u64>,
     /// The hello has asked for a ring.
     pub(super) wants_ring: bool,
-    /// Requests whose answer is owed, by [`Later`].
-    owed: [u32; LATER],
+    /// Requests whose answer is owed, by [`AnswerKind`].
+    owed: [u32; ANSWER_KINDS],
     /// Why it takes no append and passes no barrier any more, if so.
     pub(super) read_only: Option<ReadOnlyReason>,
     /// The read that comes next waits until everything up to here is acknowledged.
@@ -162,7 +162,7 @@ pub(super) struct Outbox {
 
 /// A kind of answer that comes after its request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Later {
+pub(super) enum AnswerKind {
     /// An append's ack.
     Append,
     /// That a barrier has passed.
@@ -177,8 +177,8 @@ pub(super) enum Later {
     Status,
 }
 
-/// Kinds of [`Later`].
-const LATER: usize = Later::Status as usize + 1;
+/// How many kinds there are.
+const ANSWER_KINDS: usize = AnswerKind::Status as usize + 1;
 
 impl ClientConnection {
     /// Its own inbox holds the largest record of segments of this size, and one more read.
@@ -208,7 +208,7 @@ impl ClientConnection {
         client
     }
 
-    /// Takes the connection apart, to hand it to the reader of this read.
+    /// Takes the connection apart, to hand it over to this read.
     pub(super) fn detach(mut self, known: KnownRole, read: u64) -> DetachedConnection {
         self.release();
         let received = match &mut self.ring {
@@ -353,7 +353,7 @@ impl ClientConnection {
 
 impl Inbox {
     fn new(own: usize, received: &[u8]) -> Inbox {
-        // What comes back from the reader fits, since that takes no frame larger than a record.
+        // What comes back from a read fits, since that takes no frame larger than a record.
         let own = own.max(received.len());
         // Zeroed memory of this size comes untouched from the operating system: pages cost nothing until they are used.
         let mut bytes = vec![0; own].into_boxed_slice();
@@ -430,7 +430,7 @@ impl Inbox {
 impl Outbox {
     /// True while another append may be taken: its ack, like those already owed, must find room.
     pub(super) fn may_append(&self) -> bool {
-        let inflight = self.owed[Later::Append as usize];
+        let inflight = self.owed[AnswerKind::Append as usize];
         inflight < INFLIGHT_MAX && self.waiting() + (inflight as usize + 1) * ACK_FRAME_SIZE <= OUTBOX_SIZE
     }
 
@@ -441,22 +441,22 @@ impl Outbox {
 
     /// True while another status request may go to control.
     pub(super) fn may_ask_status(&self) -> bool {
-        self.owed[Later::Status as usize] < STATUS_REQUESTS_MAX
+        self.owed[AnswerKind::Status as usize] < STATUS_REQUESTS_MAX
     }
 
     /// True while another request for a position may be taken.
     pub(super) fn may_ask_position(&self) -> bool {
-        self.owed[Later::Position as usize] < POSITION_REQUESTS_MAX
+        self.owed[AnswerKind::Position as usize] < POSITION_REQUESTS_MAX
     }
 
     /// True when nothing is owed: every append acknowledged, every barrier passed, every status request answered.
     pub(super) fn is_settled(&self) -> bool {
-        self.owed == [0; LATER]
+        self.owed == [0; ANSWER_KINDS]
     }
 
     /// True while an append is not acknowledged.
     pub(super) fn has_appends(&self) -> bool {
-        self.owed[Later::Append as usize] > 0
+        self.owed[AnswerKind::Append as usize] > 0
     }
 
     /// Bytes that wait for the socket, or the ring, to take them.
@@ -484,12 +484,12 @@ impl Outbox {
     }
 
     /// A request was taken whose answer comes later, by [`Outbox::settle`].
-    pub(super) fn owe(&mut self, answer: Later) {
+    pub(super) fn owe(&mut self, answer: AnswerKind) {
         self.owed[answer as usize] += 1;
     }
 
     /// Gives an answer that was owed.
-    pub(super) fn settle(&mut self, answer: Later, request: u64, response: &Response<'_>) {
+    pub(super) fn settle(&mut self, answer: AnswerKind, request: u64, response: &Response<'_>) {
         self.owed[answer as usize] -= 1;
         self.answer(request, response);
     }

@@ -1,6 +1,6 @@
 //! What the append path reports of itself, for the status.
 //!
-//! Made by [`Path`] when [`control`](crate::control) asks; read by [`status`](crate::control::status).
+//! Made by [`AppendLoop`] when [`control`](crate::control) asks; read by [`status`](crate::control::status).
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use tailwind_protocol::primary::{Membership, Positions, Primary};
 use tailwind_report::readiness::AppendsWaitFor;
 
 use super::leading::Leading;
-use super::{Path, RoleState};
+use super::{AppendLoop, RoleState};
 
 /// A sidecar's view of itself, for the status.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ fn bytes_between(from: Position, to: Position, size: SegmentSize) -> u64 {
     bytes.saturating_sub(from.offset.0.into())
 }
 
-impl Path {
+impl AppendLoop {
     pub(super) fn describe(&self) -> Description {
         let leading = match &self.state {
             RoleState::Leading(leading) => Some(leading),

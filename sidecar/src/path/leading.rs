@@ -1,6 +1,6 @@
 //! This sidecar as primary: its log, and what is measured of it.
 //!
-//! Part of [`Path`](super::Path), from the command to lead to the loss of the role.
+//! Part of [`AppendLoop`](super::AppendLoop), from the command to lead to the loss of the role.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use tailwind_protocol::socket::{ErrorCode, Response};
 use tailwind_runtime::histogram::Histogram;
 
 use super::answers::{Answers, AppendId, Asker, ProvedTrim};
-use super::connection::{ClientConnection, Later};
+use super::connection::{AnswerKind, ClientConnection};
 use super::fabric::SidecarFabric;
 use super::latency::Latency;
 use super::messages::Counters;
@@ -103,12 +103,12 @@ impl Leading {
         let trimmed = self.trim(below, now, counters);
         let Some(client) = clients.by_id(client) else { return };
         match trimmed {
-            Some(first) => client.outbox.settle(Later::Trim, request, &Response::Trimmed { first }),
+            Some(first) => client.outbox.settle(AnswerKind::Trim, request, &Response::Trimmed { first }),
             None => {
                 counters.refused.fetch_add(1, Ordering::Relaxed);
                 let (code, message) = (ErrorCode::BeyondEnd, cannot_trim(below, self.log.acked().0));
                 let refusal = Response::Error { code, fatal: false, retry_after_ms: 0, message: &message };
-                client.outbox.settle(Later::Trim, request, &refusal);
+                client.outbox.settle(AnswerKind::Trim, request, &refusal);
             }
         }
     }

@@ -40,9 +40,9 @@ pub enum Command {
     Connected(Epoch, Seat, Box<dyn Channel>, Option<RemoteBuffer>),
     /// A member's buffer for a segment, in the term of this epoch.
     Opened(Epoch, Seat, SegmentId, RemoteBuffer),
-    /// A connection comes back from the reader.
+    /// A connection comes back from a read.
     Adopt(DetachedConnection),
-    /// A connection that the reader had has ended.
+    /// A connection that a read had has ended.
     Left,
     /// The answer to a client's status request.
     Answer(ClientId, u64, String),
@@ -104,7 +104,7 @@ pub struct ControlReceivers {
 /// What a client asks that the path does not answer itself.
 #[derive(Debug)]
 pub enum ClientRequest {
-    /// A client wants to read: the connection is the reader's now.
+    /// A client wants to read: the read takes the connection over.
     Read {
         /// The connection.
         detached: DetachedConnection,

@@ -1,4 +1,4 @@
-//! The requests of clients, frame by frame: part of [`Path`], called for each connection that has bytes.
+//! The requests of clients, frame by frame: part of [`AppendLoop`], called for each connection that has bytes.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
@@ -14,11 +14,11 @@ use tailwind_protocol::socket::{
 use tailwind_ring::BadPosition;
 
 use super::answers::{AppendId, Asker};
-use super::connection::{ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox, ReadOnlyReason};
+use super::connection::{AnswerKind, ClientConnection, INFLIGHT_MAX, Inbox, Outbox, ReadOnlyReason};
 use super::options::frame_body_max;
 use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
-use super::{ClientId, ClientRequest, Path, ReadKind, RoleState, Start};
+use super::{AppendLoop, ClientId, ClientRequest, ReadKind, RoleState, Start};
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ struct RequestContext<'a> {
     ring: &'a mut Option<Box<ClientRing>>,
 }
 
-impl Path {
+impl AppendLoop {
     /// Takes requests from a client until there are no more, or no room.
     pub(super) fn process_requests(&mut self, slot: usize) {
         // Out of its slot while the rest of the path works on its requests.
@@ -153,7 +153,7 @@ impl Path {
                 Outcome::Later
             }
             Request::Status => {
-                context.outbox.owe(Later::Status);
+                context.outbox.owe(AnswerKind::Status);
                 drop(self.control.requests.try_send(ClientRequest::Status(context.client, context.request)));
                 Outcome::Done
             }
@@ -303,7 +303,7 @@ impl Path {
         if !leading.log.may_append() || !context.outbox.may_append() || !leading.append(append, size, payloads) {
             return Outcome::Later;
         }
-        context.outbox.owe(Later::Append);
+        context.outbox.owe(AnswerKind::Append);
         self.counters.appends.fetch_add(1, Ordering::Relaxed);
         self.counters.records.fetch_add(records, Ordering::Relaxed);
         self.counters.bytes.fetch_add(size as u64, Ordering::Relaxed);
@@ -331,7 +331,7 @@ impl Path {
         if !leading.is_ready() || !leading.log.may_ask() {
             return Outcome::Later;
         }
-        context.outbox.owe(Later::Barrier);
+        context.outbox.owe(AnswerKind::Barrier);
         leading.log.ask(Asker::Barrier(context.client, context.request));
         Outcome::Done
     }
@@ -345,7 +345,7 @@ impl Path {
         if !leading.is_ready() || !leading.log.may_sync() {
             return Outcome::Later;
         }
-        context.outbox.owe(Later::Sync);
+        context.outbox.owe(AnswerKind::Sync);
         leading.log.sync(Asker::Sync(context.client, context.request));
         Outcome::Done
     }
@@ -361,7 +361,7 @@ impl Path {
         if !leading.is_ready() || !leading.log.may_ask() {
             return Outcome::Later;
         }
-        context.outbox.owe(Later::Trim);
+        context.outbox.owe(AnswerKind::Trim);
         leading.log.ask(Asker::Trim(context.client, context.request, below));
         Outcome::Done
     }
@@ -381,7 +381,7 @@ impl Path {
                 drop(self.control.requests.try_send(ClientRequest::Position(context.client, context.request)));
             }
         }
-        context.outbox.owe(Later::Position);
+        context.outbox.owe(AnswerKind::Position);
         Outcome::Done
     }
 
@@ -416,7 +416,7 @@ impl Path {
             return Outcome::HandOver { request: context.request, start, kind };
         }
         let first = self.counters.first.load(Ordering::Relaxed);
-        // Where the log ends only a primary may say: the reader proves first that this sidecar still is.
+        // Where the log ends only a primary may say: the read proves first that this sidecar still is.
         if let (Lsn(0), Some(message)) = (start.from, beyond_the_end(0, 0)) {
             return self.refuse(context, ErrorCode::BeyondEnd, false, &message);
         }

@@ -171,7 +171,7 @@ impl ClientRing {
         Ok(())
     }
 
-    /// What the reader of this read has to look at first: bytes that have come through the socket.
+    /// What this read has to look at first: bytes that have come through the socket.
     pub(super) fn hand_over(&mut self, read: u64) -> Vec<u8> {
         let mut received = Vec::new();
         if self.stopped == read {

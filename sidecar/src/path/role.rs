@@ -1,6 +1,6 @@
 //! This sidecar's role for its clients: how it changes, and how they learn of it.
 //!
-//! Part of [`Path`]; called when control commands it, or when the primary's machine steps down.
+//! Part of [`AppendLoop`]; called when control commands it, or when the primary's machine steps down.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::primary::Primary;
 use tailwind_protocol::socket::{ErrorCode, Role};
 
-use super::Path;
+use super::AppendLoop;
 use super::connection::{KnownRole, ReadOnlyReason};
 use super::leading::{Leading, Log};
 
@@ -32,7 +32,7 @@ impl RoleState {
     }
 }
 
-impl Path {
+impl AppendLoop {
     pub(super) fn role(&self) -> Role {
         match &self.state {
             RoleState::Leading(_) => Role::Primary,

@@ -1,6 +1,6 @@
 //! Sleeping on everything at once: clients, the listener, data channels, and control.
 //!
-//! Used by [`Path`](super::Path) when there is nothing to do.
+//! Used by [`AppendLoop`](super::AppendLoop) when there is nothing to do.
 
 use std::io;
 use std::mem::MaybeUninit;

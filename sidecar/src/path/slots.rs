@@ -1,6 +1,6 @@
 //! The connected clients: slots, how they are assigned and freed.
 //!
-//! Part of [`Path`]. An ordinary slot is held until the connection ends, also while the reader has the connection. When all
+//! Part of [`AppendLoop`]. An ordinary slot is held until the connection ends, also while a read has the connection. When all
 //! are held, a few more admit status requests, so that an administrator can find out why clients cannot connect.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use rustix::io::retry_on_intr;
 use tailwind_protocol::ids::Position;
 use tailwind_protocol::socket::{ErrorCode, Role};
 
-use super::Path;
+use super::AppendLoop;
 use super::connection::{ClientConnection, DetachedConnection, Outbox, ReadOnlyReason};
 use super::messages::ClientId;
 use super::role::RoleState;
@@ -57,19 +57,19 @@ pub(super) struct ClientSlots {
     end: usize,
     /// The slot whose client is out of it, while its requests are processed.
     taken: Option<usize>,
-    /// Connections that are with the reader: each keeps its claim to a slot.
-    with_reader: usize,
+    /// Connections that are with a read: each keeps its claim to a slot.
+    with_reads: usize,
     last_id: u64,
 }
 
 impl ClientSlots {
     pub(super) fn new() -> ClientSlots {
-        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), end: 0, taken: None, with_reader: 0, last_id: 0 }
+        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), end: 0, taken: None, with_reads: 0, last_id: 0 }
     }
 
-    /// Connections, also those with the reader.
+    /// Connections, also those with a read.
     pub(super) fn count(&self) -> usize {
-        self.slots.iter().flatten().count() + self.with_reader
+        self.slots.iter().flatten().count() + self.with_reads
     }
 
     /// All held slots are in here.
@@ -119,16 +119,16 @@ impl ClientSlots {
         self.hold(slot, client);
     }
 
-    /// The client that was taken out is with the reader from now on.
+    /// The client that was taken out is with a read from now on.
     pub(super) fn give_to_reader(&mut self) {
         self.taken = None;
-        self.with_reader += 1;
+        self.with_reads += 1;
     }
 
-    /// A free slot. As many others stay free as there are connections with the reader, which claim them.
+    /// A free slot. As many others stay free as there are connections with a read, which claim them.
     fn free_slot(&self) -> Option<usize> {
         let free = |slot: &usize| self.slots[*slot].is_none() && self.taken != Some(*slot);
-        (0..CONNECTIONS_MAX).filter(free).nth(self.with_reader)
+        (0..CONNECTIONS_MAX).filter(free).nth(self.with_reads)
     }
 
     /// A free slot for status requests, or else the one with the oldest connection that waits for no report.
@@ -141,7 +141,7 @@ impl ClientSlots {
     }
 }
 
-impl Path {
+impl AppendLoop {
     /// Bounds how many connections wait.
     pub(super) fn bound_backlog(listener: &UnixListener) -> std::io::Result<()> {
         Ok(rustix::net::listen(listener, BACKLOG)?)
@@ -192,7 +192,7 @@ impl Path {
         let _ = client.send();
     }
 
-    /// A connection comes back from the reader: it has kept its claim to a slot.
+    /// A connection comes back from a read: it has kept its claim to a slot.
     pub(super) fn take_back(&mut self, detached: DetachedConnection) {
         self.on_left();
         let known = detached.known;
@@ -204,7 +204,7 @@ impl Path {
         client.outbox.greeted = true;
         let now = self.known_role();
         if (known.role, known.epoch) != (now.role, now.epoch) {
-            // It was with the reader when the change of role was announced.
+            // It was with a read when the change of role was announced.
             if known.role == Role::Primary || known.losses != now.losses {
                 client.outbox.read_only.get_or_insert(ReadOnlyReason::RoleLost);
             }
@@ -215,9 +215,9 @@ impl Path {
         self.assign(slot, client);
     }
 
-    /// A connection that the reader had has ended, or is about to get its slot again.
+    /// A connection that a read had has ended, or is about to get its slot again.
     pub(super) fn on_left(&mut self) {
-        self.clients.with_reader -= 1;
+        self.clients.with_reads -= 1;
         self.counters.clients.send_modify(|clients| *clients -= 1);
     }
 

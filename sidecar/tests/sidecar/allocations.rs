@@ -3,31 +3,31 @@
 
 use std::io::{Read, Write};
 
-use crate::bench::{Bench, Client};
+use crate::loop_harness::{Client, LoopHarness};
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, Request, Response, decode_response};
 
 /// Sends these frames, turns until every ack is there, reads the acks into `acks`.
-fn exchange(bench: &mut Bench, client: &mut Client, frames: &[u8], acks: &mut [u8]) {
+fn exchange(harness: &mut LoopHarness, client: &mut Client, frames: &[u8], acks: &mut [u8]) {
     client.stream.write_all(frames).unwrap();
-    bench.settle();
+    harness.settle();
     client.stream.read_exact(acks).unwrap();
 }
 
 #[test]
 fn an_append_allocates_nothing() {
-    let mut bench = Bench::new();
-    bench.tell_followed(true);
-    let mut client = bench.client();
+    let mut harness = LoopHarness::new();
+    harness.tell_followed(true);
+    let mut client = harness.client();
     const APPENDS: usize = 500;
     let mut frames = Vec::new();
     for request in 0..APPENDS as u64 {
         Request::Append { payload: &[7; 100] }.encode(request, &mut frames);
     }
     let mut acks = vec![0; APPENDS * ACK_FRAME_SIZE];
-    exchange(&mut bench, &mut client, &frames, &mut acks);
+    exchange(&mut harness, &mut client, &frames, &mut acks);
     let counted = allocation_counter::measure(|| {
         for _ in 0..20 {
-            exchange(&mut bench, &mut client, &frames, &mut acks);
+            exchange(&mut harness, &mut client, &frames, &mut acks);
         }
     });
     let last = decode_response(&acks[(APPENDS - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
@@ -37,8 +37,8 @@ fn an_append_allocates_nothing() {
 
 #[test]
 fn an_append_through_a_ring_allocates_nothing() {
-    let mut bench = Bench::new();
-    let mut client = bench.ring_client();
+    let mut harness = LoopHarness::new();
+    let mut client = harness.ring_client();
     const APPENDS: usize = 500;
     let mut frames = Vec::new();
     for request in 0..APPENDS as u64 {
@@ -52,7 +52,7 @@ fn an_append_through_a_ring_allocates_nothing() {
         assert!(!sleeps || ring.answers.may_sleep());
         assert_eq!(ring.requests.write(&frames).unwrap(), frames.len());
         ring.requests.publish();
-        bench.settle();
+        harness.settle();
         assert_eq!(ring.answers.read(&mut acks).unwrap(), acks.len());
         ring.answers.release();
         let woken = client.stream.read(&mut [0; 100]).is_ok();
@@ -67,8 +67,8 @@ fn an_append_through_a_ring_allocates_nothing() {
 
 #[test]
 fn a_batch_allocates_nothing() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
     let mut records = Vec::new();
     for _ in 0..100 {
         tailwind_protocol::socket::put_batch_record(&mut records, &[7; 100]);
@@ -77,9 +77,9 @@ fn a_batch_allocates_nothing() {
     let mut frame = Vec::new();
     Request::Batch(batch).encode(1, &mut frame);
     let mut ack = [0; ACK_FRAME_SIZE];
-    exchange(&mut bench, &mut client, &frame, &mut ack);
+    exchange(&mut harness, &mut client, &frame, &mut ack);
     let counted =
-        allocation_counter::measure(|| (0..20).for_each(|_| exchange(&mut bench, &mut client, &frame, &mut ack)));
+        allocation_counter::measure(|| (0..20).for_each(|_| exchange(&mut harness, &mut client, &frame, &mut ack)));
     assert_eq!(decode_response(&ack).unwrap().unwrap().frame, Response::Ack { lsn: 2100 });
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::bench::{Bench, Client, ack};
+use crate::loop_harness::{Client, LoopHarness, ack};
 use tailwind_protocol::board::BEATS;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::PUBLISH_INTERVAL;
@@ -23,39 +23,39 @@ fn append(payload: &[u8]) -> Request<'_> {
 /// An app that was welcomed in epoch 1 and missed epoch 2 must not be told that what it knows is up to date.
 #[test]
 fn a_barrier_has_the_epoch_of_its_connection() {
-    let mut bench = Bench::new();
-    let mut old = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut old = harness.client();
     old.send(&[append(b"one"), Request::Barrier]);
-    assert_eq!(bench.hear(&mut old), ack(1));
-    assert_eq!(bench.hear(&mut old), "BarrierPassed { epoch: 1, last: 1 }");
+    assert_eq!(harness.hear(&mut old), ack(1));
+    assert_eq!(harness.hear(&mut old), "BarrierPassed { epoch: 1, last: 1 }");
 
-    bench.follow(2);
-    assert!(bench.hear(&mut old).starts_with("Role { role: Standby, epoch: 2"));
-    bench.lead(3);
-    assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
+    harness.stand_by(2);
+    assert!(harness.hear(&mut old).starts_with("Role { role: Standby, epoch: 2"));
+    harness.lead(3);
+    assert!(harness.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
     old.send(&[Request::Barrier]);
-    let answer = bench.hear(&mut old);
+    let answer = harness.hear(&mut old);
     assert!(answer.starts_with("Error { code: NotPrimary, fatal: false"), "{answer}");
     assert!(answer.contains("connect again"), "{answer}");
 
-    let mut new = bench.client();
+    let mut new = harness.client();
     new.send(&[Request::Barrier]);
-    assert_eq!(bench.hear(&mut new), "BarrierPassed { epoch: 3, last: 0 }");
+    assert_eq!(harness.hear(&mut new), "BarrierPassed { epoch: 3, last: 0 }");
 }
 
 /// Readers of other hosts ask for positions as often as they like. No client of this sidecar waits for a place because of that.
 #[test]
 fn positions_for_others_leave_room_for_barriers() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
-    bench.settle();
-    bench.shut.store(true, Ordering::Relaxed);
-    let ask = |bench: &mut Bench| -> Vec<_> {
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
+    harness.settle();
+    harness.shut.store(true, Ordering::Relaxed);
+    let ask = |harness: &mut LoopHarness| -> Vec<_> {
         (0..100)
             .map(|_| {
                 let (reply, position) = tokio::sync::oneshot::channel();
-                bench.command(Command::TakePosition(reply));
-                bench.settle();
+                harness.command(Command::TakePosition(reply));
+                harness.settle();
                 position
             })
             .collect()
@@ -64,311 +64,317 @@ fn positions_for_others_leave_room_for_barriers() {
         positions.retain_mut(|position| !matches!(position.try_recv(), Ok(Err(_))));
         100 - positions.len()
     };
-    let mut first = ask(&mut bench);
+    let mut first = ask(&mut harness);
     let full = refused(&mut first);
     assert!((1..100).contains(&full), "{full} of 100 are refused");
     drop(first);
-    let mut second = ask(&mut bench);
+    let mut second = ask(&mut harness);
     assert_eq!(refused(&mut second), full, "a client that is gone leaves its place to others");
 
     client.send(&[Request::Barrier, append(b"one")]);
-    bench.settle();
-    bench.shut.store(false, Ordering::Relaxed);
-    let mut answers = [bench.hear(&mut client), bench.hear(&mut client)];
+    harness.settle();
+    harness.shut.store(false, Ordering::Relaxed);
+    let mut answers = [harness.hear(&mut client), harness.hear(&mut client)];
     answers.sort();
     assert_eq!(answers, [ack(1), "BarrierPassed { epoch: 1, last: 1 }".to_owned()]);
-    bench.settle();
+    harness.settle();
     assert!(second.iter_mut().all(|position| matches!(position.try_recv(), Ok(Ok(_)))));
 }
 
 /// Where each write costs a system call and a wake-up, appends wait for one that is on its way and go together.
 #[test]
 fn appends_are_gathered_up_to_the_channels_depth() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
-    bench.settle();
-    bench.depth.store(2, Ordering::Relaxed);
-    bench.shut.store(true, Ordering::Relaxed);
-    let before = bench.posts.load(Ordering::Relaxed);
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
+    harness.settle();
+    harness.depth.store(2, Ordering::Relaxed);
+    harness.shut.store(true, Ordering::Relaxed);
+    let before = harness.posts.load(Ordering::Relaxed);
     for payload in [b"one", b"two", b"six", b"ten"] {
         client.send(&[append(payload)]);
-        bench.settle();
+        harness.settle();
     }
-    assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 2, "to each of three backups");
-    bench.shut.store(false, Ordering::Relaxed);
+    assert_eq!((harness.posts.load(Ordering::Relaxed) - before) / 3, 2, "to each of three backups");
+    harness.shut.store(false, Ordering::Relaxed);
     for lsn in 1..=4 {
-        assert_eq!(bench.hear(&mut client), ack(lsn));
+        assert_eq!(harness.hear(&mut client), ack(lsn));
     }
-    assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 3, "the others together");
+    assert_eq!((harness.posts.load(Ordering::Relaxed) - before) / 3, 3, "the others together");
 }
 
 /// The record that each member's board names; 0 where nothing has been written.
-fn acked(bench: &Bench) -> Vec<u64> {
-    bench.boards().into_iter().map(|board| board.map_or(0, |(_, progress)| progress.acked.0)).collect()
+fn acked(harness: &LoopHarness) -> Vec<u64> {
+    harness.boards().into_iter().map(|board| board.map_or(0, |(_, progress)| progress.acked.0)).collect()
 }
 
 /// Readers are told on every member's board, and never before the app.
 #[test]
 fn boards_show_what_is_acknowledged_and_beat() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
-    bench.tell_followed(true);
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
+    harness.tell_followed(true);
     client.send(&[append(b"one"), append(b"two")]);
-    assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
-    bench.until("news for readers", |bench| (acked(bench) == [2, 2, 2]).then_some(()));
-    let boards: Vec<_> = bench.boards().into_iter().flatten().collect();
+    assert_eq!((harness.hear(&mut client), harness.hear(&mut client)), (ack(1), ack(2)));
+    harness.until("news for readers", |harness| (acked(harness) == [2, 2, 2]).then_some(()));
+    let boards: Vec<_> = harness.boards().into_iter().flatten().collect();
     assert!(boards.iter().all(|board| *board == boards[0]), "the same everywhere");
     let (identity, before) = boards[0];
     assert_eq!((identity.epoch.0, before.first.0), (1, 1));
-    assert!(before.end.offset <= bench.scan()[0].closure.end, "where the last append ends: marks may follow");
+    assert!(before.end.offset <= harness.scan()[0].closure.end, "where the last append ends: marks may follow");
 
-    bench.shut.store(true, Ordering::Relaxed);
+    harness.shut.store(true, Ordering::Relaxed);
     client.send(&[append(b"six")]);
-    bench.settle();
+    harness.settle();
     std::thread::sleep(PUBLISH_INTERVAL);
-    bench.settle();
-    assert_eq!(acked(&bench), [2, 2, 2], "written everywhere, and not confirmed");
-    bench.shut.store(false, Ordering::Relaxed);
-    assert_eq!(bench.hear(&mut client), ack(3));
-    bench.until("news for readers", |bench| (acked(bench) == [3, 3, 3]).then_some(()));
+    harness.settle();
+    assert_eq!(acked(&harness), [2, 2, 2], "written everywhere, and not confirmed");
+    harness.shut.store(false, Ordering::Relaxed);
+    assert_eq!(harness.hear(&mut client), ack(3));
+    harness.until("news for readers", |harness| (acked(harness) == [3, 3, 3]).then_some(()));
 
     // Nobody appends: the beat continues, so that readers know that nothing is missing.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
-    while bench.boards().into_iter().flatten().any(|(_, progress)| progress.beat < before.beat + BEATS) {
-        assert!(std::time::Instant::now() < deadline, "{:?}", bench.boards());
-        bench.settle();
+    while harness.boards().into_iter().flatten().any(|(_, progress)| progress.beat < before.beat + BEATS) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", harness.boards());
+        harness.settle();
     }
 }
 
 #[test]
 fn boards_are_left_alone_where_nobody_looks() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
     client.send(&[append(b"one")]);
-    assert_eq!(bench.hear(&mut client), ack(1));
+    assert_eq!(harness.hear(&mut client), ack(1));
     std::thread::sleep(PUBLISH_INTERVAL);
-    bench.settle();
-    assert_eq!(acked(&bench), [0; 3]);
-    bench.tell_followed(true);
-    bench.until("news for readers", |bench| (acked(bench) == [1; 3]).then_some(()));
-    bench.tell_followed(false);
+    harness.settle();
+    assert_eq!(acked(&harness), [0; 3]);
+    harness.tell_followed(true);
+    harness.until("news for readers", |harness| (acked(harness) == [1; 3]).then_some(()));
+    harness.tell_followed(false);
     client.send(&[append(b"two")]);
-    assert_eq!(bench.hear(&mut client), ack(2));
+    assert_eq!(harness.hear(&mut client), ack(2));
     std::thread::sleep(PUBLISH_INTERVAL);
-    bench.settle();
-    assert_eq!(acked(&bench), [1; 3]);
+    harness.settle();
+    assert_eq!(acked(&harness), [1; 3]);
 }
 
 /// Where a line costs the members' processors something.
 #[test]
 fn a_line_rides_with_the_next_append() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
-    bench.lingers.store(true, Ordering::Relaxed);
-    bench.tell_followed(true);
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
+    harness.lingers.store(true, Ordering::Relaxed);
+    harness.tell_followed(true);
     let mut last = 0;
-    while bench.ridden.load(Ordering::Relaxed) < 30 {
+    while harness.ridden.load(Ordering::Relaxed) < 30 {
         last += 1;
         assert!(last < 100_000, "no line rides");
         client.send(&[append(b"record")]);
-        assert_eq!(bench.hear(&mut client), ack(last));
-        assert!(acked(&bench).iter().all(|acked| *acked < last), "it is for the next append");
+        assert_eq!(harness.hear(&mut client), ack(last));
+        assert!(acked(&harness).iter().all(|acked| *acked < last), "it is for the next append");
     }
-    bench.until("the last line, for which nothing comes", |bench| (acked(bench) == [last; 3]).then_some(()));
+    harness.until("the last line, for which nothing comes", |harness| (acked(harness) == [last; 3]).then_some(()));
 }
 
 /// However long its ack took: no turn of `epoll` lies between the ack and the next append.
 #[test]
 fn an_app_that_was_answered_is_looked_at() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
-    bench.shut.store(true, Ordering::Relaxed);
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
+    harness.shut.store(true, Ordering::Relaxed);
     client.send(&[append(b"one")]);
-    bench.settle();
+    harness.settle();
     for _ in 0..1000 {
-        bench.path.turn().unwrap();
+        harness.path.turn().unwrap();
     }
-    bench.shut.store(false, Ordering::Relaxed);
-    bench.path.turn().unwrap();
-    let before = bench.posts.load(Ordering::Relaxed);
+    harness.shut.store(false, Ordering::Relaxed);
+    harness.path.turn().unwrap();
+    let before = harness.posts.load(Ordering::Relaxed);
     client.send(&[append(b"two")]);
-    bench.path.turn().unwrap();
-    assert_eq!(bench.posts.load(Ordering::Relaxed), before + 3);
-    assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
+    harness.path.turn().unwrap();
+    assert_eq!(harness.posts.load(Ordering::Relaxed), before + 3);
+    assert_eq!((harness.hear(&mut client), harness.hear(&mut client)), (ack(1), ack(2)));
 }
 
 /// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.
 #[test]
 fn a_read_waits_for_appends_of_a_dead_client() {
-    let mut bench = Bench::new();
-    let mut dying = bench.client();
-    bench.shut.store(true, Ordering::Relaxed);
+    let mut harness = LoopHarness::new();
+    let mut dying = harness.client();
+    harness.shut.store(true, Ordering::Relaxed);
     dying.send(&[append(b"one"), append(b"two")]);
-    bench.settle();
+    harness.settle();
     drop(dying);
-    bench.settle();
+    harness.settle();
 
-    let mut returned = bench.client();
+    let mut returned = harness.client();
     returned.send(&[READ]);
-    bench.settle();
-    assert!(bench.handed_over().is_none(), "the read was served before the appends in flight");
+    harness.settle();
+    assert!(harness.handed_over().is_none(), "the read was served before the appends in flight");
     // Appends that arrive in the meantime are not waited for.
-    let mut other = bench.client();
+    let mut other = harness.client();
     other.send(&[append(b"three")]);
-    bench.settle();
-    bench.shut.store(false, Ordering::Relaxed);
-    bench.until("the read", Bench::handed_over);
-    assert_eq!(bench.hear(&mut other), ack(3));
+    harness.settle();
+    harness.shut.store(false, Ordering::Relaxed);
+    harness.until("the read", LoopHarness::handed_over);
+    assert_eq!(harness.hear(&mut other), ack(3));
 }
 
 /// The dead one had the highest slot, and the reader the next one.
 #[test]
 fn a_read_that_waits_keeps_its_slot() {
-    let mut bench = Bench::new();
-    let (mut reading, mut dying) = (bench.client(), bench.client());
-    bench.shut.store(true, Ordering::Relaxed);
+    let mut harness = LoopHarness::new();
+    let (mut reading, mut dying) = (harness.client(), harness.client());
+    harness.shut.store(true, Ordering::Relaxed);
     dying.send(&[append(b"one")]);
-    bench.settle();
+    harness.settle();
     drop(dying);
     reading.send(&[READ]);
     // Without sleeping, the read itself finds out that the other is dead.
-    bench.path.turn().unwrap();
-    bench.settle();
-    bench.shut.store(false, Ordering::Relaxed);
-    bench.until("the read", Bench::handed_over);
+    harness.path.turn().unwrap();
+    harness.settle();
+    harness.shut.store(false, Ordering::Relaxed);
+    harness.until("the read", LoopHarness::handed_over);
 }
 
 /// What the dead client's socket still holds when the read is requested never lands.
 #[test]
 fn unread_appends_of_a_dead_client_never_land() {
-    let mut bench = Bench::new();
+    let mut harness = LoopHarness::new();
     // Looked at before the other one in every turn.
-    let mut returned = bench.client();
-    let mut dying = bench.client();
+    let mut returned = harness.client();
+    let mut dying = harness.client();
     dying.send(&vec![append(b"late"); 1000]);
     drop(dying);
     returned.send(&[READ]);
-    bench.until("the read", Bench::handed_over);
-    bench.settle();
-    let mut next = bench.client();
+    harness.until("the read", LoopHarness::handed_over);
+    harness.settle();
+    let mut next = harness.client();
     next.send(&[append(b"next")]);
-    assert_eq!(bench.hear(&mut next), ack(1), "appends of the dead landed after the read");
+    assert_eq!(harness.hear(&mut next), ack(1), "appends of the dead landed after the read");
 }
 
 /// It had not been accepted yet when the read was requested.
 #[test]
 fn appends_of_a_never_accepted_client_never_land() {
-    let mut bench = Bench::new();
-    let mut returned = bench.client();
-    let mut dying = bench.stranger();
+    let mut harness = LoopHarness::new();
+    let mut returned = harness.client();
+    let mut dying = harness.stranger();
     let hello = Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 };
     dying.send(&[hello, append(b"late")]);
     drop(dying);
     returned.send(&[READ]);
     // Without accepting, which sleeping does.
-    bench.path.turn().unwrap();
-    assert!(bench.handed_over().is_some());
-    bench.settle();
-    let mut next = bench.client();
+    harness.path.turn().unwrap();
+    assert!(harness.handed_over().is_some());
+    harness.settle();
+    let mut next = harness.client();
     next.send(&[append(b"next")]);
-    assert_eq!(bench.hear(&mut next), ack(1));
+    assert_eq!(harness.hear(&mut next), ack(1));
 }
 
 /// A connection that comes back from the reader after its client has died is ignored.
 #[test]
 fn appends_after_a_dead_readers_stop_never_land() {
-    let mut bench = Bench::new();
-    let mut dying = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut dying = harness.client();
     dying.send(&[READ]);
-    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
+        unreachable!()
+    };
     // The reader has answered the stop and gives the connection back; the append behind it is still in the socket.
     dying.send(&[append(b"late")]);
     drop(dying);
-    let mut returned = bench.client();
+    let mut returned = harness.client();
     returned.send(&[READ]);
-    bench.until("the other read", Bench::handed_over);
-    bench.command(Command::Adopt(detached));
-    bench.settle();
-    let mut next = bench.client();
+    harness.until("the other read", LoopHarness::handed_over);
+    harness.command(Command::Adopt(detached));
+    harness.settle();
+    let mut next = harness.client();
     next.send(&[append(b"next")]);
-    assert_eq!(bench.hear(&mut next), ack(1));
+    assert_eq!(harness.hear(&mut next), ack(1));
 }
 
 /// The role was lost and won again while the connection was with the reader.
 #[test]
 fn a_reader_with_a_stale_role_may_not_append() {
-    let mut bench = Bench::new();
-    let mut old = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut old = harness.client();
     old.send(&[READ]);
-    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
-    bench.follow(2);
-    bench.settle();
-    bench.lead(3);
-    bench.command(Command::Adopt(detached));
-    assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
+    let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
+        unreachable!()
+    };
+    harness.stand_by(2);
+    harness.settle();
+    harness.lead(3);
+    harness.command(Command::Adopt(detached));
+    assert!(harness.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
     for request in [Request::Barrier, append(b"no")] {
         old.send(&[request]);
-        let answer = bench.hear(&mut old);
+        let answer = harness.hear(&mut old);
         assert!(answer.contains("NotPrimary") && answer.contains("has lost its role since"), "{answer}");
     }
 }
 
-fn fill_slots(bench: &mut Bench) -> Vec<Client> {
-    (0..CONNECTIONS_MAX).map(|_| bench.client()).collect()
+fn fill_slots(harness: &mut LoopHarness) -> Vec<Client> {
+    (0..CONNECTIONS_MAX).map(|_| harness.client()).collect()
 }
 
 #[test]
 fn the_status_is_served_when_all_slots_are_in_use() {
-    let mut bench = Bench::new();
-    let mut clients = fill_slots(&mut bench);
-    let mut asking = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut clients = fill_slots(&mut harness);
+    let mut asking = harness.client();
     asking.send(&[Request::Status]);
-    let question = bench.until("the question", |bench| bench.from_path.requests.try_recv().ok());
+    let question = harness.until("the question", |harness| harness.from_path.requests.try_recv().ok());
     let ClientRequest::Status(client, request) = question else { panic!("{question:?}") };
     // Clients that connect in the meantime do not push it out, however many there are.
-    let silent: Vec<Client> = (0..20).map(|_| bench.stranger()).collect();
-    bench.settle();
-    bench.command(Command::Answer(client, request, "{}".to_owned()));
-    assert_eq!(bench.hear(&mut asking), "StatusReport { json: \"{}\" }");
+    let silent: Vec<Client> = (0..20).map(|_| harness.stranger()).collect();
+    harness.settle();
+    harness.command(Command::Answer(client, request, "{}".to_owned()));
+    assert_eq!(harness.hear(&mut asking), "StatusReport { json: \"{}\" }");
     // Nothing else is to be had there.
     asking.send(&[append(b"no")]);
-    let refused = bench.hear(&mut asking);
+    let refused = harness.hear(&mut asking);
     assert!(refused.starts_with("Error { code: Busy, fatal: true, retry_after_ms: 1000"), "{refused}");
-    assert_eq!(bench.hear(&mut asking), "Closed");
-    let mut holding = bench.stranger();
+    assert_eq!(harness.hear(&mut asking), "Closed");
+    let mut holding = harness.stranger();
     holding.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_HOLD }]);
-    assert!(bench.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));
+    assert!(harness.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));
     // Clients that have a slot continue, and a slot that becomes free is used again.
     clients[0].send(&[append(b"one")]);
-    assert_eq!(bench.hear(&mut clients[0]), ack(1));
+    assert_eq!(harness.hear(&mut clients[0]), ack(1));
     clients.pop();
     drop(silent);
-    bench.settle();
-    let mut late = bench.client();
+    harness.settle();
+    let mut late = harness.client();
     late.send(&[append(b"two")]);
-    assert_eq!(bench.hear(&mut late), ack(2));
+    assert_eq!(harness.hear(&mut late), ack(2));
 }
 
 #[test]
 fn a_connection_keeps_its_slot_while_it_reads() {
-    let mut bench = Bench::new();
-    let mut clients = fill_slots(&mut bench);
+    let mut harness = LoopHarness::new();
+    let mut clients = fill_slots(&mut harness);
     clients[0].send(&[READ]);
-    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
-    let mut late = bench.client();
+    let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
+        unreachable!()
+    };
+    let mut late = harness.client();
     late.send(&[append(b"no")]);
-    assert!(bench.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));
-    bench.command(Command::Adopt(detached));
+    assert!(harness.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));
+    harness.command(Command::Adopt(detached));
     clients[0].send(&[append(b"one")]);
-    assert_eq!(bench.hear(&mut clients[0]), ack(1));
+    assert_eq!(harness.hear(&mut clients[0]), ack(1));
     // A reader that ends gives its slot up.
     clients[0].send(&[READ]);
-    bench.until("the read", Bench::handed_over);
-    bench.command(Command::Left);
-    bench.settle();
-    let mut late = bench.client();
+    harness.until("the read", LoopHarness::handed_over);
+    harness.command(Command::Left);
+    harness.settle();
+    let mut late = harness.client();
     late.send(&[append(b"two")]);
-    assert_eq!(bench.hear(&mut late), ack(2));
+    assert_eq!(harness.hear(&mut late), ack(2));
 }
 
 /// A batch frame whose body is about `size` bytes.
@@ -380,18 +386,18 @@ fn large_batch(size: usize) -> Vec<u8> {
 }
 
 /// Room for one large batch at a time, and clients that may take as long as they like unless `timeout` says otherwise.
-fn tight(timeout: Duration) -> Bench {
+fn tight(timeout: Duration) -> LoopHarness {
     let batch_memory = Options::batch_memory_min(SegmentSize::DEFAULT);
-    Bench::with(Options { batch_memory, client_timeout: timeout, ..Bench::options() })
+    LoopHarness::with(Options { batch_memory, client_timeout: timeout, ..LoopHarness::options() })
 }
 
 #[test]
 fn large_batches_wait_for_memory_but_small_appends_do_not() {
-    let mut bench = tight(Duration::from_secs(60));
+    let mut harness = tight(Duration::from_secs(60));
     let batch = large_batch(3 << 20);
-    let feed = |bench: &mut Bench, client: &mut Client, bytes: &[u8]| {
+    let feed = |harness: &mut LoopHarness, client: &mut Client, bytes: &[u8]| {
         let mut sent = 0;
-        bench.until("the socket to take it", |_| {
+        harness.until("the socket to take it", |_| {
             while let Ok(count) = std::io::Write::write(&mut client.stream, &bytes[sent..]) {
                 sent += count;
                 if sent == bytes.len() {
@@ -401,57 +407,57 @@ fn large_batches_wait_for_memory_but_small_appends_do_not() {
             None
         });
     };
-    let mut half = bench.client();
-    feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
-    let mut waiting = bench.client();
+    let mut half = harness.client();
+    feed(&mut harness, &mut half, &batch[..batch.len() - 1]);
+    let mut waiting = harness.client();
     let mut fed = 0;
     // It is not read from any further, however often the path turns.
     for _ in 0..2000 {
-        bench.settle();
+        harness.settle();
         fed += std::io::Write::write(&mut waiting.stream, &batch[fed..]).unwrap_or(0);
     }
     assert!(fed < batch.len() * 2 / 3, "{fed} bytes were taken");
-    let mut small = bench.client();
+    let mut small = harness.client();
     small.send(&[append(b"small")]);
-    assert_eq!(bench.hear(&mut small), ack(1));
+    assert_eq!(harness.hear(&mut small), ack(1));
     // The first one ends its batch: its memory goes to the second.
     half.send_bytes(&batch[batch.len() - 1..]);
-    assert_eq!(bench.hear(&mut half), ack(5));
-    feed(&mut bench, &mut waiting, &batch[fed..]);
-    assert_eq!(bench.hear(&mut waiting), ack(9));
+    assert_eq!(harness.hear(&mut half), ack(5));
+    feed(&mut harness, &mut waiting, &batch[fed..]);
+    assert_eq!(harness.hear(&mut waiting), ack(9));
     // And back again, also when its owner dies with a batch half sent.
-    feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
+    feed(&mut harness, &mut half, &batch[..batch.len() - 1]);
     drop(half);
-    feed(&mut bench, &mut waiting, &batch);
-    assert_eq!(bench.hear(&mut waiting), ack(13));
+    feed(&mut harness, &mut waiting, &batch);
+    assert_eq!(harness.hear(&mut waiting), ack(13));
 }
 
 #[test]
 fn a_batch_that_stalls_halfway_is_refused() {
-    let mut bench = tight(Duration::ZERO);
+    let mut harness = tight(Duration::ZERO);
     let batch = large_batch(3 << 20);
-    let mut half = bench.client();
+    let mut half = harness.client();
     half.send_bytes(&batch[..100]);
     // Nobody waits: it may take its time.
-    bench.settle();
+    harness.settle();
     assert_eq!(half.heard(), None);
-    let mut waiting = bench.client();
+    let mut waiting = harness.client();
     waiting.send_bytes(&batch[..100]);
-    let dismissed = bench.hear(&mut half);
+    let dismissed = harness.hear(&mut half);
     assert!(dismissed.starts_with("Error { code: Busy, fatal: true") && dismissed.contains("half sent"), "{dismissed}");
-    assert_eq!(bench.hear(&mut half), "Closed");
+    assert_eq!(harness.hear(&mut half), "Closed");
 }
 
 #[test]
 fn a_large_non_append_frame_is_refused_at_once() {
-    let mut bench = Bench::new();
+    let mut harness = LoopHarness::new();
     let header = |kind: u8| [&(3_u32 << 20).to_le_bytes()[..], &[kind, 0, 0, 0], &[0; 8]].concat();
-    let mut stranger = bench.stranger();
+    let mut stranger = harness.stranger();
     stranger.send_bytes(&header(3));
-    assert!(bench.hear(&mut stranger).contains("BadFrame, fatal: true"));
-    let mut client = bench.client();
+    assert!(harness.hear(&mut stranger).contains("BadFrame, fatal: true"));
+    let mut client = harness.client();
     client.send_bytes(&header(5));
-    assert!(bench.hear(&mut client).contains("BadFrame, fatal: true"));
+    assert!(harness.hear(&mut client).contains("BadFrame, fatal: true"));
 }
 
 fn hello(version_min: u16, version_max: u16, flags: u32) -> Request<'static> {
@@ -460,76 +466,78 @@ fn hello(version_min: u16, version_max: u16, flags: u32) -> Request<'static> {
 
 #[test]
 fn the_newest_common_version_is_spoken() {
-    let mut bench = Bench::new();
+    let mut harness = LoopHarness::new();
     for (oldest, newest, expected) in
         [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 3, 3), (2, 9, 3), (0, u16::MAX, 3)]
     {
-        let mut client = bench.stranger();
+        let mut client = harness.stranger();
         client.send(&[hello(oldest, newest, 0)]);
-        let welcome = bench.hear(&mut client);
+        let welcome = harness.hear(&mut client);
         assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {expected}, ")), "{welcome}");
     }
     for (oldest, newest) in [(0, 0), (4, 4), (4, u16::MAX), (2, 1)] {
-        let mut client = bench.stranger();
+        let mut client = harness.stranger();
         client.send(&[hello(oldest, newest, 0)]);
-        let refused = bench.hear(&mut client);
+        let refused = harness.hear(&mut client);
         assert!(refused.starts_with("Error { code: UnsupportedVersion, fatal: true"), "{refused}");
         assert!(refused.contains("this sidecar supports versions 1 to 3"), "{refused}");
-        assert_eq!(bench.hear(&mut client), "Closed");
+        assert_eq!(harness.hear(&mut client), "Closed");
     }
 }
 
 /// What came with version 2 is as unknown to a connection of version 1 as to a sidecar of then.
 #[test]
 fn version_1_knows_nothing_of_version_2() {
-    let mut bench = Bench::new();
+    let mut harness = LoopHarness::new();
     for (request, kind) in [(Request::Follow { from: 1, history: 0 }, 10), (Request::Position, 11)] {
-        for mut client in [bench.client_of(1), bench.stranger()] {
+        for mut client in [harness.client_of(1), harness.stranger()] {
             client.send(std::slice::from_ref(&request));
-            let refused = bench.hear(&mut client);
+            let refused = harness.hear(&mut client);
             assert!(refused.starts_with("Error { code: BadFrame, fatal: true"), "{refused}");
             assert!(refused.contains(&format!("unknown frame kind {kind}")), "{refused}");
-            assert_eq!(bench.hear(&mut client), "Closed");
+            assert_eq!(harness.hear(&mut client), "Closed");
         }
     }
-    bench.follow(2);
-    bench.settle();
-    let mut client = bench.client_of(1);
+    harness.stand_by(2);
+    harness.settle();
+    let mut client = harness.client_of(1);
     client.send(&[Request::Read { from: 1, limit: 0, flags: READ_ANYWHERE, history: 0 }]);
-    let refused = bench.hear(&mut client);
+    let refused = harness.hear(&mut client);
     assert!(refused.starts_with("Error { code: NotPrimary, fatal: false"), "the flag is ignored: {refused}");
 }
 
 #[test]
 fn a_reader_is_a_standby_to_clients_of_version_1() {
-    let mut bench = Bench::new();
-    let mut clients = [bench.client_of(1), bench.client_of(2)];
+    let mut harness = LoopHarness::new();
+    let mut clients = [harness.client_of(1), harness.client_of(2)];
     // One of each is with a reader when the role changes.
-    let mut reading = [bench.client_of(1), bench.client_of(2)];
+    let mut reading = [harness.client_of(1), harness.client_of(2)];
     let detached = reading.each_mut().map(|client| {
         client.send(&[READ]);
-        let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+        let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
+            unreachable!()
+        };
         detached
     });
-    bench.command(Command::Wait { role: Role::Reader, epoch: 2, primary: "b".to_owned() });
+    harness.command(Command::Wait { role: Role::Reader, epoch: 2, primary: "b".to_owned() });
     for (client, role) in clients.iter_mut().zip(["Standby", "Reader"]) {
-        let announced = bench.hear(client);
+        let announced = harness.hear(client);
         assert!(announced.starts_with(&format!("Role {{ role: {role}, epoch: 2")), "{announced}");
     }
     for ((client, detached), role) in reading.iter_mut().zip(detached).zip(["Standby", "Reader"]) {
-        bench.command(Command::Adopt(detached));
-        let announced = bench.hear(client);
+        harness.command(Command::Adopt(detached));
+        let announced = harness.hear(client);
         assert!(announced.starts_with(&format!("Role {{ role: {role}, epoch: 2")), "{announced}");
     }
     for (version, role) in [(1, "Standby"), (2, "Reader")] {
-        let mut client = bench.stranger();
+        let mut client = harness.stranger();
         client.send(&[hello(version, version, 0)]);
-        let welcome = bench.hear(&mut client);
+        let welcome = harness.hear(&mut client);
         assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {version}, role: {role}, ")), "{welcome}");
         // It never becomes primary: to wait for that would be in vain.
-        let mut holding = bench.stranger();
+        let mut holding = harness.stranger();
         holding.send(&[hello(version, version, HELLO_HOLD)]);
-        let refused = bench.hear(&mut holding);
+        let refused = harness.hear(&mut holding);
         assert!(refused.starts_with("Error { code: NotPrimary, fatal: true"), "{refused}");
         assert!(refused.contains("is a reader and never becomes primary"), "{refused}");
     }
@@ -539,10 +547,10 @@ fn a_reader_is_a_standby_to_clients_of_version_1() {
 #[test]
 fn a_batch_within_the_welcome_limits_is_accepted() {
     let segment_size = SegmentSize::MIN;
-    let mut bench = Bench::with(Options { segment_size, ..Bench::options() });
-    let mut client = bench.stranger();
+    let mut harness = LoopHarness::with(Options { segment_size, ..LoopHarness::options() });
+    let mut client = harness.stranger();
     client.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 }]);
-    let welcome = bench.hear(&mut client);
+    let welcome = harness.hear(&mut client);
     for told in ["batch_size_max: 32768", "record_cost: 32", "batch_cost: 8"] {
         assert!(welcome.contains(told), "{told} is not in {welcome}");
     }
@@ -550,7 +558,7 @@ fn a_batch_within_the_welcome_limits_is_accepted() {
         let mut records = Vec::new();
         lengths.iter().for_each(|length| put_batch_record(&mut records, &vec![7; *length]));
         client.send(&[Request::Batch(Batch::new(lengths.len() as u32, &records).unwrap())]);
-        bench.hear(&mut client)
+        harness.hear(&mut client)
     };
     let exact = [16_384, 16_384 - 32 - 32 - 8];
     assert_eq!(batch_log_size(32, 8, exact.into_iter()), 32_768);
@@ -563,11 +571,11 @@ fn a_batch_within_the_welcome_limits_is_accepted() {
 
 #[test]
 fn refusals_say_what_to_do() {
-    let mut bench = Bench::new();
-    let mut client = bench.client();
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
     let mut ask = |request: Request<'_>, words: &str| {
         client.send(&[request]);
-        let answer = bench.hear(&mut client);
+        let answer = harness.hear(&mut client);
         assert!(answer.contains(words), "`{words}` is not in {answer}");
     };
     let read = Request::Read { from: 0, limit: 0, flags: 0, history: 0 };
@@ -576,33 +584,33 @@ fn refusals_say_what_to_do() {
     ask(append(b"one"), "lsn: 1");
     ask(Request::Trim { below: 3 }, "cannot trim below LSN 3: LSN 1 is the last acknowledged record");
     // An idle connection has had no append that was not taken: it hears what is so.
-    bench.follow(2);
-    bench.lead(3);
-    bench.settle();
+    harness.stand_by(2);
+    harness.lead(3);
+    harness.settle();
     client.heard_all();
     client.send(&[append(b"no")]);
-    let answer = bench.hear(&mut client);
+    let answer = harness.hear(&mut client);
     assert!(answer.contains("this sidecar has lost its role since this connection was made"), "{answer}");
-    bench.follow(4);
-    let mut early = bench.client();
+    harness.stand_by(4);
+    let mut early = harness.client();
     early.send(&[append(b"no"), append(b"nor this")]);
-    let answers = [bench.hear(&mut early), bench.hear(&mut early)];
+    let answers = [harness.hear(&mut early), harness.hear(&mut early)];
     assert!(answers[0].contains("this sidecar is not primary; sidecar b is"), "{answers:?}");
-    bench.lead(5);
-    assert!(bench.hear(&mut early).starts_with("Role"));
+    harness.lead(5);
+    assert!(harness.hear(&mut early).starts_with("Role"));
     early.send(&[append(b"nor this")]);
-    assert!(bench.hear(&mut early).contains("an earlier append of this connection was not taken"));
+    assert!(harness.hear(&mut early).contains("an earlier append of this connection was not taken"));
 }
 
 /// A client that connects and closes in a loop takes no turn from the log: a turn accepts only a few.
 #[test]
 fn a_turn_accepts_a_few_connections() {
-    let mut bench = Bench::new();
-    let accepted = |bench: &Bench| *bench.counters.clients.borrow();
-    let strangers: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| bench.stranger()).collect();
-    bench.path.sleep(Duration::ZERO).unwrap();
-    let first = accepted(&bench);
+    let mut harness = LoopHarness::new();
+    let accepted = |harness: &LoopHarness| *harness.counters.clients.borrow();
+    let strangers: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| harness.stranger()).collect();
+    harness.path.sleep(Duration::ZERO).unwrap();
+    let first = accepted(&harness);
     assert!((1..=20).contains(&first), "{first} in one turn");
-    bench.until("all of them", |bench| (accepted(bench) == CONNECTIONS_MAX as u64).then_some(()));
+    harness.until("all of them", |harness| (accepted(harness) == CONNECTIONS_MAX as u64).then_some(()));
     drop(strangers);
 }

@@ -4,8 +4,8 @@
 #[allow(dead_code, reason = "unit tests use the rest")]
 #[path = "../support/authority.rs"]
 mod authority;
-#[path = "../support/bench.rs"]
-mod bench;
+#[path = "../support/loop_harness.rs"]
+mod loop_harness;
 
 mod allocations;
 mod append_socket;

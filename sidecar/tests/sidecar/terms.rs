@@ -13,20 +13,21 @@ use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::Role;
 use tailwind_sidecar::path::{
-    Allowed, COMMANDS_MAX, Command, ControlReceivers, Counters, Description, Options, Path, Waker, control_channels,
+    Allowed, AppendLoop, COMMANDS_MAX, Command, ControlReceivers, Counters, Description, Options, Waker,
+    control_channels,
 };
 
-use crate::bench::configuration::{BACKUPS, configuration};
+use crate::loop_harness::configuration::{BACKUPS, configuration};
 
-struct Bench {
-    path: Path,
+struct BareLoop {
+    path: AppendLoop,
     commands: SyncSender<Command>,
     _from_path: ControlReceivers,
     _folder: tempfile::TempDir,
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl BareLoop {
+    fn new() -> BareLoop {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -41,8 +42,8 @@ impl Bench {
             rings_max: 64,
         };
         let (shared, waker) = (Arc::new(Counters::default()), Waker::new().unwrap());
-        let path = Path::new(options, "a".into(), listener, inbox, to_control, shared, &waker).unwrap();
-        Bench { path, commands, _from_path: from_path, _folder: folder }
+        let path = AppendLoop::new(options, "a".into(), listener, inbox, to_control, shared, &waker).unwrap();
+        BareLoop { path, commands, _from_path: from_path, _folder: folder }
     }
 
     /// Begins a term; its first seat.
@@ -84,20 +85,20 @@ impl Bench {
 
 #[test]
 fn messages_of_an_earlier_term_do_not_reach_the_next() {
-    let mut bench = Bench::new();
-    let first = bench.lead(1);
-    bench.send(Command::Wait { role: Role::Recovering, epoch: 1, primary: String::new() });
-    let second = bench.lead(2);
+    let mut bare = BareLoop::new();
+    let first = bare.lead(1);
+    bare.send(Command::Wait { role: Role::Recovering, epoch: 1, primary: String::new() });
+    let second = bare.lead(2);
     assert_eq!((first.index, first.tenancy), (second.index, second.tenancy), "seats are numbered alike");
 
-    bench.send(Command::Input(Epoch(1), Input::Lost(first)));
-    assert_eq!(bench.lost(), 0, "that was another term's member");
-    bench.send(Command::Input(Epoch(2), Input::Lost(second)));
-    assert_eq!(bench.lost(), 1);
+    bare.send(Command::Input(Epoch(1), Input::Lost(first)));
+    assert_eq!(bare.lost(), 0, "that was another term's member");
+    bare.send(Command::Input(Epoch(2), Input::Lost(second)));
+    assert_eq!(bare.lost(), 1);
 
     // It is to be swapped out, and acks need it until that has happened.
-    bench.send(Command::Input(Epoch(1), Input::Swapped(SwapOutcome::Applied)));
-    assert_eq!((bench.describe().leading.unwrap().version, bench.lost()), (2, 1), "that was another swap");
-    bench.send(Command::Input(Epoch(2), Input::Swapped(SwapOutcome::Applied)));
-    assert_eq!((bench.describe().leading.unwrap().version, bench.lost()), (3, 0));
+    bare.send(Command::Input(Epoch(1), Input::Swapped(SwapOutcome::Applied)));
+    assert_eq!((bare.describe().leading.unwrap().version, bare.lost()), (2, 1), "that was another swap");
+    bare.send(Command::Input(Epoch(2), Input::Swapped(SwapOutcome::Applied)));
+    assert_eq!((bare.describe().leading.unwrap().version, bare.lost()), (3, 0));
 }

@@ -30,7 +30,7 @@ use tailwind_protocol::scan::{ScanReport, scan};
 use tailwind_protocol::socket::{HELLO_RING, Request, Response, Role, VERSION, decode_response};
 use tailwind_ring::ClientEnd;
 use tailwind_sidecar::path::{
-    Allowed, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, FromTerm, Options, Path, Waker,
+    Allowed, AppendLoop, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, FromTerm, Options, Waker,
     control_channels,
 };
 
@@ -43,8 +43,8 @@ pub mod configuration;
 const TURNS_MAX: usize = 100_000;
 
 /// A path that leads, with three backups' memory behind it.
-pub struct Bench {
-    pub path: Path,
+pub struct LoopHarness {
+    pub path: AppendLoop,
     pub from_path: ControlReceivers,
     pub shut: Arc<AtomicBool>,
     /// The same for the spare alone.
@@ -125,13 +125,13 @@ impl Channel for Gated {
     }
 }
 
-impl Bench {
+impl LoopHarness {
     /// A path that leads epoch 1.
-    pub fn new() -> Bench {
-        Bench::with(Bench::options())
+    pub fn new() -> LoopHarness {
+        LoopHarness::with(LoopHarness::options())
     }
 
-    /// The options of [`Bench::new`].
+    /// The options of [`LoopHarness::new`].
     pub fn options() -> Options {
         Options {
             allowed: Allowed::Own,
@@ -144,7 +144,7 @@ impl Bench {
     }
 
     /// A path with other options that leads epoch 1.
-    pub fn with(options: Options) -> Bench {
+    pub fn with(options: Options) -> LoopHarness {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -153,12 +153,12 @@ impl Bench {
         let segment_size = options.segment_size;
         let waker = Waker::new().unwrap();
         let counters = Arc::new(Counters::default());
-        let path = Path::new(options, "a".into(), listener, inbox, to_control, Arc::clone(&counters), &waker);
+        let path = AppendLoop::new(options, "a".into(), listener, inbox, to_control, Arc::clone(&counters), &waker);
         let pool = |n| Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
         // The last one is the spare's.
         let pools: Vec<_> = (0..=BACKUPS).map(pool).collect();
         let receivers = pools.iter().map(|pool| ShmReceiver::new(Arc::clone(pool)).unwrap());
-        let mut bench = Bench {
+        let mut harness = LoopHarness {
             path: path.unwrap(),
             from_path,
             shut: Arc::new(AtomicBool::new(false)),
@@ -177,8 +177,8 @@ impl Bench {
             commands,
             folder,
         };
-        bench.lead(1);
-        bench
+        harness.lead(1);
+        harness
     }
 
     /// Has the path lead `epoch`, over a log that is empty.
@@ -274,7 +274,7 @@ impl Bench {
         spare.boot = BootId(99);
         let (mut opened, slots) = (0, 2 * (self.terms as u32 - 1));
         while opened < 2 {
-            let output = self.until("the next output", Bench::wanted);
+            let output = self.until("the next output", LoopHarness::wanted);
             match output {
                 Output::Survey => self.command(Command::Input(epoch, Input::Surveyed(vec![spare.clone()]))),
                 Output::Fence(member) => {
@@ -323,7 +323,7 @@ impl Bench {
     }
 
     /// Another sidecar leads `epoch` now.
-    pub fn follow(&mut self, epoch: u64) {
+    pub fn stand_by(&mut self, epoch: u64) {
         self.command(Command::Wait { role: Role::Standby, epoch, primary: "b".into() });
     }
 
@@ -342,7 +342,7 @@ impl Bench {
     }
 
     /// Turns until `met` finds what it looks for.
-    pub fn until<T>(&mut self, what: &str, mut met: impl FnMut(&mut Bench) -> Option<T>) -> T {
+    pub fn until<T>(&mut self, what: &str, mut met: impl FnMut(&mut LoopHarness) -> Option<T>) -> T {
         for _ in 0..TURNS_MAX {
             self.path.sleep(Duration::ZERO).unwrap();
             self.path.turn().unwrap();

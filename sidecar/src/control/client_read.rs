@@ -2,8 +2,8 @@
 //!
 //! Started by [`control`](super) when the append path hands a connection over; gives it back when the read has ended. While
 //! this sidecar leads, records come from its [`own`] log; otherwise a client that wants them from anywhere gets what members
-//! hold, by a [`follow`]. Through promotions and losses of the role the same client goes on with what comes next. Readers at
-//! once: [`READERS_MAX`], of which [`follows`](super::follows) bounds those that read from members.
+//! hold, by a [`follow`]. Through promotions and losses of the role the same client goes on with what comes next. Reads at
+//! once: [`READS_MAX`], of which [`follows`](super::follows) bounds those that read from members.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,12 +17,12 @@ use tokio::net::UnixStream;
 
 use super::ahead::ReadAhead;
 use super::client_stream::{ClientStream, End};
-use super::{Context, PathHandle, follow, own};
+use super::{AppendLoopHandle, Context, follow, own};
 use crate::path::connection::{DetachedConnection, KnownRole};
 use crate::path::{Command, ReadKind, Start};
 
 /// Reads at once.
-pub const READERS_MAX: usize = 16;
+pub const READS_MAX: usize = 16;
 
 /// What a client wants to read.
 pub struct Wanted {
@@ -34,26 +34,26 @@ pub struct Wanted {
     pub kind: ReadKind,
 }
 
-static READERS: AtomicUsize = AtomicUsize::new(0);
+static READS: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a reader for as long as it lives.
+/// Counts a read for as long as it lives.
 struct Place;
 
 impl Place {
     fn take() -> Option<Place> {
-        let taken = READERS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < READERS_MAX).then_some(n + 1));
+        let taken = READS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < READS_MAX).then_some(n + 1));
         taken.ok().map(|_| Place)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        READERS.fetch_sub(1, Ordering::AcqRel);
+        READS.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// Tells the append path that a connection has ended, unless it gets it back.
-struct Claim<'a>(Option<&'a PathHandle>);
+struct Claim<'a>(Option<&'a AppendLoopHandle>);
 
 impl Claim<'_> {
     fn give_back(mut self, detached: DetachedConnection) {
@@ -71,7 +71,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// What a reader does when it has sent everything that is acknowledged.
+/// What a read does when it has sent everything that is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtEnd {
     /// It has done what was asked.
@@ -83,7 +83,7 @@ pub enum AtEnd {
 }
 
 /// One client's read.
-pub struct Reader<'a> {
+pub struct ClientRead<'a> {
     /// What the roles know.
     pub context: &'a Arc<Context>,
     /// Who reads.
@@ -116,21 +116,29 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
         ReadKind::Follow => (0, AtEnd::Turn, true),
     };
     let until = end_of(from, limit);
-    let mut reader =
-        Reader { context: &context, client, until, limit, at_end, history, told: None, ahead: ReadAhead::default() };
-    let end = match (&place, reader.client.write(&unsent).await) {
+    let mut read = ClientRead {
+        context: &context,
+        client,
+        until,
+        limit,
+        at_end,
+        history,
+        told: None,
+        ahead: ReadAhead::default(),
+    };
+    let end = match (&place, read.client.write(&unsent).await) {
         (_, Err(end)) => end,
         (None, Ok(())) => {
-            let message = format!("{READERS_MAX} reads are running already: try again when one has ended");
+            let message = format!("{READS_MAX} reads are running already: try again when one has ended");
             End::Refused(ErrorCode::Busy, message)
         }
         (Some(_), Ok(())) if from > FIRST_LSN_MAX => {
             let message = format!("cannot read from LSN {from}: no log has more than {FIRST_LSN_MAX} records");
             End::Refused(ErrorCode::BeyondEnd, message)
         }
-        (Some(_), Ok(())) if anywhere => reader.read_anywhere().await,
+        (Some(_), Ok(())) if anywhere => read.read_anywhere().await,
         (Some(_), Ok(())) => match context.log.term() {
-            Some(term) => own::read(&mut reader, term).await,
+            Some(term) => own::read(&mut read, term).await,
             None => End::RoleLost,
         },
     };
@@ -139,8 +147,8 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
         End::Turn(Epoch(epoch)) => (None, KnownRole { role: Role::Primary, epoch, ..known }),
         _ => (read_only, known),
     };
-    let answered = reader.client.finish(end).await;
-    let (stream, received) = reader.client.into_parts();
+    let answered = read.client.finish(end).await;
+    let (stream, received) = read.client.into_parts();
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
         let unsent = Vec::new();
         claim.give_back(DetachedConnection { stream, ring, received, unsent, version, read_only, known });
@@ -179,7 +187,7 @@ fn end_of(from: Lsn, limit: u64) -> Lsn {
     Lsn(if limit == 0 || from == Lsn(0) { u64::MAX } else { from.0.saturating_add(limit) })
 }
 
-impl Reader<'_> {
+impl ClientRead<'_> {
     /// The log begins with this record: so does a read of all there is.
     pub fn begin_at(&mut self, first: Lsn) {
         if self.client.next() == Lsn(0) && first > Lsn(0) {
