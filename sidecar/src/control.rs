@@ -16,6 +16,7 @@ pub mod desired;
 pub mod fit;
 mod follow;
 pub mod follows;
+mod handle;
 pub mod lead;
 pub mod log;
 pub mod measured;
@@ -37,7 +38,6 @@ pub mod visit;
 pub mod waits;
 
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use tailwind_fabric::{Reader, Sender};
@@ -52,7 +52,7 @@ use tokio::task::JoinSet;
 
 use crate::access::Access;
 use crate::kubernetes::PrimaryAddress;
-use crate::path::{ClientRequest, Command, ControlReceivers, Counters, FromTerm, Waker};
+use crate::path::{ClientRequest, Command, ControlReceivers, Counters, FromTerm};
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
@@ -60,6 +60,7 @@ use contacts::Contacts;
 use desired::{DesiredState, READS_DISABLED};
 use fit::FitCheck;
 use follows::Follows;
+pub use handle::AppendLoopHandle;
 use log::LogView;
 use peers::Peers;
 use position::PrimaryClient;
@@ -191,28 +192,6 @@ pub struct Rules {
     pub client_timeout: Duration,
     /// It never becomes primary.
     pub reader: bool,
-}
-
-/// The way to the append path.
-#[derive(Clone, Debug)]
-pub struct AppendLoopHandle {
-    commands: SyncSender<Command>,
-    waker: Waker,
-}
-
-impl AppendLoopHandle {
-    /// A handle; `waker` is the bell that the path sleeps beside.
-    pub fn new(commands: SyncSender<Command>, waker: Waker) -> AppendLoopHandle {
-        AppendLoopHandle { commands, waker }
-    }
-
-    /// Sends a command and wakes the path; waits where there is no room, which the path makes without waiting for anybody. A path
-    /// that is gone ends the process elsewhere.
-    pub fn send(&self, command: Command) {
-        if self.commands.send(command).is_ok() {
-            self.waker.wake();
-        }
-    }
 }
 
 /// Runs the roles and serves clients for ever. Returns only with an error that a person must see to.
