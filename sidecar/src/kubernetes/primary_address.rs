@@ -36,26 +36,26 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A log and an epoch: `LOG/EPOCH`. Terms of different logs have no order: a group that was recreated begins with epoch 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TermId(LogId, Epoch);
+struct SliceTerm(LogId, Epoch);
 
-impl TermId {
+impl SliceTerm {
     /// The one that this configuration begins or continues.
-    fn of(config: &Configuration) -> TermId {
-        TermId(config.log, config.epoch)
+    fn of(config: &Configuration) -> SliceTerm {
+        SliceTerm(config.log, config.epoch)
     }
 
     /// The term whose primary has written the addresses, if one has.
-    fn written_in(slice: &DynamicObject) -> Option<TermId> {
+    fn written_in(slice: &DynamicObject) -> Option<SliceTerm> {
         let (log, epoch) = slice.annotations().get(ANNOTATION_TERM)?.split_once('/')?;
-        Some(TermId(log.parse().ok()?, Epoch(epoch.parse().ok()?)))
+        Some(SliceTerm(log.parse().ok()?, Epoch(epoch.parse().ok()?)))
     }
 
-    fn is_before(self, other: TermId) -> bool {
+    fn is_before(self, other: SliceTerm) -> bool {
         self.0 == other.0 && self.1 < other.1
     }
 }
 
-impl fmt::Display for TermId {
+impl fmt::Display for SliceTerm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.0, self.1)
     }
@@ -81,7 +81,7 @@ impl PrimaryAddress {
     /// Keeps the slice leading here, in the term of this configuration, unless it names a primary of a later one. Does not
     /// return.
     pub async fn publish(&self, config: &Configuration) -> Infallible {
-        let term = TermId::of(config);
+        let term = SliceTerm::of(config);
         let mut logged = Repeats::every(LOG_AGAIN);
         loop {
             let Err(why) = self.keep_leading_here(term).await;
@@ -94,13 +94,13 @@ impl PrimaryAddress {
 
     /// Takes the address of a term that has ended out, unless a successor's stands there already.
     pub async fn withdraw(&self, config: &Configuration) {
-        let term = TermId::of(config);
+        let term = SliceTerm::of(config);
         let work = async {
             let api = self.api().await?;
             let Some(slice) = api.get_opt(&self.service).await.map_err(|error| error.to_string())? else {
                 return Ok(());
             };
-            match TermId::written_in(&slice) == Some(term) && slice.data["endpoints"] != json!([]) {
+            match SliceTerm::written_in(&slice) == Some(term) && slice.data["endpoints"] != json!([]) {
                 true => self.write(api, &slice, term, json!([])).await,
                 false => Ok(()),
             }
@@ -113,7 +113,7 @@ impl PrimaryAddress {
     }
 
     /// Writes at every change that does not lead here. The error is for people.
-    async fn keep_leading_here(&self, term: TermId) -> Result<Infallible, String> {
+    async fn keep_leading_here(&self, term: SliceTerm) -> Result<Infallible, String> {
         let api = self.api().await?;
         let mut changes = watcher::watch_object(api.clone(), &self.service).boxed();
         loop {
@@ -121,7 +121,7 @@ impl PrimaryAddress {
                 // The operator makes it when it sees the first pod.
                 Some(None) => {}
                 Some(Some(slice)) if self.leads_here(&slice, term) => {}
-                Some(Some(slice)) if TermId::written_in(&slice).is_some_and(|written| term.is_before(written)) => {}
+                Some(Some(slice)) if SliceTerm::written_in(&slice).is_some_and(|written| term.is_before(written)) => {}
                 Some(Some(slice)) => {
                     self.write(api, &slice, term, json!([self.endpoint()])).await?;
                     tracing::debug!(service = self.service, address = %self.address, "wrote the primary's address");
@@ -153,7 +153,7 @@ impl PrimaryAddress {
         &self,
         api: &Api<DynamicObject>,
         seen: &DynamicObject,
-        term: TermId,
+        term: SliceTerm,
         endpoints: Value,
     ) -> Result<(), String> {
         let patch = json!({
@@ -181,7 +181,7 @@ impl PrimaryAddress {
         })
     }
 
-    fn leads_here(&self, slice: &DynamicObject, term: TermId) -> bool {
+    fn leads_here(&self, slice: &DynamicObject, term: SliceTerm) -> bool {
         let only = slice.data["endpoints"].as_array().filter(|endpoints| endpoints.len() == 1);
         let found = only.map(|endpoints| &endpoints[0]);
         let wanted = self.endpoint();
@@ -193,7 +193,7 @@ impl PrimaryAddress {
                     || wanted.as_object().is_some_and(|wanted| wanted.iter().all(|(key, value)| found[key] == *value))
             })
         };
-        TermId::written_in(slice) == Some(term) && found.is_some_and(is_same)
+        SliceTerm::written_in(slice) == Some(term) && found.is_some_and(is_same)
     }
 }
 

@@ -31,8 +31,8 @@ fn config(epoch: u64) -> Configuration {
     }
 }
 
-fn term(epoch: u64) -> TermId {
-    TermId(LOG.parse().unwrap(), Epoch(epoch))
+fn term(epoch: u64) -> SliceTerm {
+    SliceTerm(LOG.parse().unwrap(), Epoch(epoch))
 }
 
 /// The slice, and the only API version that it is served under.
@@ -190,7 +190,7 @@ async fn the_term_of_another_log_or_garbage_is_replaced() {
 
 #[test]
 fn terms_of_one_log_are_ordered() {
-    let other = TermId("0000000000000000000000000000000b".parse().unwrap(), Epoch(9));
+    let other = SliceTerm("0000000000000000000000000000000b".parse().unwrap(), Epoch(9));
     assert!(term(9).is_before(term(10)) && !term(10).is_before(term(9)) && !term(9).is_before(term(9)));
     assert!(!term(1).is_before(other) && !other.is_before(term(99)));
 }
