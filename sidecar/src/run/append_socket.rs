@@ -1,0 +1,79 @@
+//! The append socket's file: how it is bound, and how its name is taken away.
+//!
+//! Called by [`run`](super::run) at the start and at the end; clients come to the [append loop](crate::path).
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use tailwind_runtime::usage;
+
+use crate::path::Allowed;
+
+/// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Binds the append socket: mode 0660, or 0666 where other users are allowed, which are then checked by their number. A socket
+/// file without a listener is left over from a dead process.
+pub(super) fn listen_on_socket(path: &Path, allowed: &Allowed) -> anyhow::Result<(UnixListener, BoundSocket)> {
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        usage!(
+            "socket path {} has {length} bytes: the limit is {SOCKET_PATH_MAX}; choose a shorter --socket",
+            path.display()
+        );
+    }
+    if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        usage!(
+            "--socket {} is a folder: give the path of a socket in it, such as {}",
+            path.display(),
+            path.join("append.sock").display()
+        );
+    }
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("create folder {}", folder.display()))?;
+    }
+    if UnixStream::connect(path).is_ok() {
+        bail!("socket {} is in use by another process: stop it, or choose another --socket", path.display());
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
+            bail!("{} exists and is not a socket: choose another --socket, or move that file away", path.display());
+        }
+        Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?,
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("bind socket {}", path.display()))?;
+    let mode = if *allowed == Allowed::Own { 0o660 } else { 0o666 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .with_context(|| format!("set the mode of socket {}", path.display()))?;
+    listener.set_nonblocking(true).context("make the socket non-blocking")?;
+    let bound = BoundSocket::at(path).with_context(|| format!("look at socket {}", path.display()))?;
+    Ok((listener, bound))
+}
+
+/// The name that the append socket was bound to, and what it stood for then.
+pub(super) struct BoundSocket {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl BoundSocket {
+    fn at(path: &Path) -> std::io::Result<BoundSocket> {
+        Ok(BoundSocket { path: path.to_owned(), file: BoundSocket::file(path)? })
+    }
+
+    fn file(path: &Path) -> std::io::Result<(u64, u64)> {
+        let found = std::fs::symlink_metadata(path)?;
+        Ok((found.dev(), found.ino()))
+    }
+
+    /// Takes the name away, unless another process has bound it since.
+    pub(super) fn remove(self) {
+        if BoundSocket::file(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
