@@ -1,0 +1,77 @@
+//! The role of a sidecar that only reads: its clients are told who is primary, as it changes.
+//!
+//! Run by [`control`](super) instead of the other roles.
+
+use std::time::Duration;
+
+use tailwind_protocol::socket::Role;
+use tailwind_report::readiness::WaitsFor;
+
+use super::Context;
+use super::desired::READS_DISABLED;
+use crate::path::Command;
+
+/// How often a reader looks why there is no configuration.
+const ABSENT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Stays in that role. Returns only with an error.
+pub(super) async fn stay(context: &Context) -> anyhow::Result<()> {
+    let mut configurations = context.configuration.clone();
+    let mut desired = context.desired.clone();
+    configurations.mark_changed();
+    desired.mark_changed();
+    let (mut said, mut may_read) = (None, true);
+    let mut absent = AbsentStore::default();
+    loop {
+        tokio::select! {
+            () = absent.looks_again(), if said.is_none() => {
+                absent.tell(context).await;
+                continue;
+            }
+            Ok(()) = desired.changed() => {
+                let before = std::mem::replace(&mut may_read, desired.borrow_and_update().may_read);
+                match (before, may_read) {
+                    (true, false) => tracing::warn!("{READS_DISABLED}"),
+                    (false, true) => tracing::info!("reads are enabled again"),
+                    _ => {}
+                }
+                continue;
+            }
+            changed = configurations.changed() => if changed.is_err() { break },
+        }
+        let known = configurations.borrow_and_update().as_ref().map(|config| (config.epoch, config.primary.id.clone()));
+        let Some((epoch, primary)) = known.clone().filter(|_| known != said) else { continue };
+        context.waits.over();
+        tracing::info!(%epoch, %primary, "reader");
+        context.path.send(Command::Wait { role: Role::Reader, epoch: epoch.0, primary: primary.to_string() });
+        said = known;
+    }
+    anyhow::bail!("the watch of the config store has ended")
+}
+
+/// A config store that a reader finds nothing in: the group has not started, or the reader looks in the wrong place.
+#[derive(Default)]
+struct AbsentStore {
+    said: Option<String>,
+}
+
+impl AbsentStore {
+    /// Between two looks. The first one comes after as long: a group may start its sidecars in any order.
+    async fn looks_again(&self) {
+        tokio::time::sleep(ABSENT_INTERVAL).await;
+    }
+
+    /// Says what is missing, when that changes.
+    async fn tell(&mut self, context: &Context) {
+        let why = match context.store.read().await {
+            Ok(Some(_)) => return,
+            Ok(None) => context.store.nothing_yet(),
+            Err(why) => why,
+        };
+        context.waits.wait(WaitsFor::ConfigStore, why.clone());
+        if self.said.as_ref() != Some(&why) {
+            tracing::warn!(%why, "waiting");
+            self.said = Some(why);
+        }
+    }
+}
