@@ -33,6 +33,11 @@ impl ServerVersion {
         self >= ServerVersion::of(1, 21)
     }
 
+    /// A budget says which pods that are not ready may be evicted. Before, it does as by `IfHealthyBudget`.
+    pub fn has_eviction_policy(self) -> bool {
+        self >= ServerVersion::of(1, 27)
+    }
+
     /// `discovery.k8s.io/v1`; before it `v1beta1`, which differs in nothing that is used here.
     pub fn has_discovery_v1(self) -> bool {
         self >= ServerVersion::of(1, 21)

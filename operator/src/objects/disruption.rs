@@ -75,14 +75,16 @@ pub(crate) fn budget_name(group: &str) -> String {
 }
 
 pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
-    // By default (`IfHealthyBudget`) a pod that is not ready may be evicted only while as many others as have to stay are ready. So
-    // it must be: a member whose fabric has failed is not ready, and holds the log all the same.
+    // A pod that is not ready may be evicted only while as many others as have to stay are ready: a member whose fabric has failed
+    // is not ready, and holds the log all the same. That is the default, and said all the same: some clusters have an admission
+    // policy that sets the other one where none is given.
     let mut spec = json!({
         "minAvailable": stay,
         "selector": {"matchLabels": {LABEL_BACKUP_OF: group.name_any()}},
     });
-    if planted::has(Bug::EvictsUnready) {
-        spec["unhealthyPodEvictionPolicy"] = json!("AlwaysAllow");
+    let policy = if planted::has(Bug::EvictsUnready) { "AlwaysAllow" } else { "IfHealthyBudget" };
+    if server.has_eviction_policy() && !planted::has(Bug::LeavesPolicyOpen) {
+        spec["unhealthyPodEvictionPolicy"] = json!(policy);
     }
     Owned::new(Kind::DisruptionBudget, &budget_name(&group.name_any()), group, server, json!({"spec": spec}))
 }
