@@ -32,6 +32,8 @@ pub enum Bug {
     EvictsQuarantined,
     /// The budget stays as it is while the operator removes a member.
     EvictsBesideRemoval,
+    /// A pod leaves a cordoned node although it tolerates that.
+    LeavesTolerated,
     /// Whether pods that are not ready may be evicted is left to whoever changes the budget.
     LeavesPolicyOpen,
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, Taint, Toleration};
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::OnCordon;
@@ -19,6 +19,8 @@ use tailwind_crds::names::{
 use super::placement::{Refusal, is_about_to_go};
 use crate::objects::claim::MemberClaim;
 use crate::observed::{NodeFacts, Observed, condition, has_ended, is_true};
+use crate::planted::{self, Bug};
+use crate::tolerations::tolerates;
 
 /// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is
 /// needed, and waits only as long as a kubelet takes to start.
@@ -73,6 +75,8 @@ pub(crate) struct BackupPod {
     pub(crate) leaves_since: Option<Timestamp>,
     /// A pod that takes its place finds no room on its node, which is cordoned or about to go.
     pub(crate) node_closed: bool,
+    /// It tolerates that its node is cordoned or about to go, so it stays there.
+    pub(crate) tolerates_node: bool,
     /// How many before it failed one after the other.
     pub(crate) attempt: u32,
     pub(crate) created: Timestamp,
@@ -224,7 +228,9 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     let node = node_name.as_deref().and_then(|node| nodes.get(node).copied());
     let created = pod.metadata.creation_timestamp.as_ref().map_or(observed.now, |time| time.0);
     let outdated = pod.annotations().get(ANNOTATION_TEMPLATE).is_none_or(|hash| hash != template_hash);
-    let leaves_node = node.and_then(|node| leaves_node(observed, node));
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
+    let leaves_untolerated = node.and_then(|node| leaves_node(observed, node, &[]));
+    let leaves_node = node.and_then(|node| leaves_node(observed, node, tolerations));
     let grace = SignedDuration::from_secs(observed.group.spec.node_maintenance.grace_seconds.into());
     let leaves_at = node.filter(|_| leaves_node.is_some()).and_then(|node| Some(node.marked_since? + grace));
     let (leaves_at, leaves_since) =
@@ -252,6 +258,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         gate: has_gate,
         outside_since,
         outdated,
+        tolerates_node: leaves_node.is_none() && leaves_untolerated.is_some(),
         leave: leaves_node.filter(|_| leaves_at.is_none()),
         leaves_at,
         leaves_since,
@@ -274,14 +281,23 @@ fn is_closed(observed: &Observed, node: &NodeFacts) -> bool {
     node.unschedulable || is_about_to_go(node, tolerations, &observed.settings.drain_taints)
 }
 
-/// What its node says to a backup.
-fn leaves_node(observed: &Observed, node: &NodeFacts) -> Option<Leave> {
+/// What its node says to a backup whose pod has these tolerations: those of the spec, and those that admission has added. A pod
+/// that left what it tolerates would make place for one that the scheduler puts on such a node again, without end.
+fn leaves_node(observed: &Observed, node: &NodeFacts, tolerations: &[Toleration]) -> Option<Leave> {
     let spec = &observed.group.spec;
-    if is_about_to_go(node, &spec.placement.tolerations, &observed.settings.drain_taints) {
+    if is_about_to_go(node, tolerations, &observed.settings.drain_taints) {
         return Some(Leave::Drained(node.name.clone()));
     }
-    let moves = node.unschedulable && spec.node_maintenance.on_cordon == OnCordon::MoveWhenFree;
+    let tolerates = tolerations.iter().any(|toleration| tolerates(toleration, &cordon()));
+    let stays = tolerates && !planted::has(Bug::LeavesTolerated);
+    let moves = node.unschedulable && !stays && spec.node_maintenance.on_cordon == OnCordon::MoveWhenFree;
     moves.then(|| Leave::Cordoned(node.name.clone()))
+}
+
+/// The taint of a cordoned node.
+fn cordon() -> Taint {
+    let (key, effect) = ("node.kubernetes.io/unschedulable".to_owned(), "NoSchedule".to_owned());
+    Taint { key, effect, ..Taint::default() }
 }
 
 fn health(

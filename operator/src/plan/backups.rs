@@ -519,8 +519,9 @@ impl<'a> Planner<'a> {
         // A pod too many that finds no node leaves the others as they are.
         let too_many = (self.alive.len() + self.plan.creations.len()).saturating_sub(self.wanted);
         // The drain of a cordoned node would wait for the operator without end.
-        let stays = self.observed.group.spec.node_maintenance.on_cordon == OnCordon::Stay;
-        let stays = stays && self.alive.iter().any(|backup| backup.node_closed && !backup.leaves_node());
+        let all_stay = self.observed.group.spec.node_maintenance.on_cordon == OnCordon::Stay;
+        let stays = |backup: &&BackupPod| all_stay && backup.node_closed && !backup.leaves_node();
+        let stays = self.alive.iter().any(|backup| backup.tolerates_node || stays(backup));
         match () {
             () if is_any_damaged(self.state) && !planted::has(Bug::EvictsBesideDamage) => Exit::Never,
             () if is_any_quarantined(self.state) && !planted::has(Bug::EvictsQuarantined) => Exit::Never,
