@@ -5,6 +5,7 @@
 
 mod recheck;
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -12,6 +13,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Resource, ResourceExt};
 use rcgen::SanType;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_SWITCHOVER, CLAIM_SUFFIX, FINALIZER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
@@ -25,7 +27,7 @@ use crate::cache::group_ref;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
 use crate::objects::claim::{ClaimEnd, ClaimStep};
-use crate::objects::{Kind, Owned, owner};
+use crate::objects::{Kind, Owned, owner, stored};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::news::news;
@@ -164,7 +166,7 @@ impl<'a> Executor<'a> {
                 let cleared = self.api_of(*kind).patch(&object.name_any(), &edit, &Patch::Merge(patch)).await;
                 gone(cleared.map(drop)).doing(doing)?;
             }
-            Action::Claim(owned) => self.create_claim(owned).await.doing(doing)?,
+            Action::Claim(owned) => self.create_claim(owned, doing).await?,
             Action::OwnClaim { name, uid, owned } => {
                 let owners = if *owned { json!([owner(self.group)]) } else { json!([]) };
                 let patch = json!({"metadata": {"uid": uid, "ownerReferences": owners}});
@@ -173,7 +175,10 @@ impl<'a> Executor<'a> {
             }
             Action::Create(pod) => {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-                self.pods.create(&params, pod).await.doing(doing)?;
+                let made = self.pods.create(&params, pod).await.doing(doing)?;
+                if let Some(lost) = stored::lost_of_pod(pod, &made) {
+                    return withdraw(&self.pods, &made, lost, doing).await;
+                }
             }
             Action::Delete(removal) => {
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
@@ -210,11 +215,16 @@ impl<'a> Executor<'a> {
     }
 
     /// One that is there already keeps its disk.
-    async fn create_claim(&self, Owned { kind, object }: &Owned) -> Result<(), kube::Error> {
+    async fn create_claim(&self, Owned { kind, object }: &Owned, doing: impl Fn() -> String) -> Result<(), Error> {
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        match self.api_of(*kind).create(&params, object).await {
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            created => created.map(drop),
+        let api = self.api_of(*kind);
+        let made = match api.create(&params, object).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => return Ok(()),
+            created => created.doing(&doing)?,
+        };
+        match stored::lost(&object.metadata, &made.metadata) {
+            Some(lost) => withdraw(&api, &made, lost, doing).await,
+            None => Ok(()),
         }
     }
 
@@ -387,6 +397,17 @@ fn groups(context: &Context, namespace: &str) -> Api<DynamicObject> {
 
 fn of_uid(uid: Option<String>) -> DeleteParams {
     DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() }
+}
+
+/// Deletes what was created a moment ago: admission has taken away what the operator knows it by, so the next plan would make
+/// another one. Nobody has used it yet.
+async fn withdraw<K>(api: &Api<K>, made: &K, lost: String, doing: impl Fn() -> String) -> Result<(), Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let parameters = DeleteParams { grace_period_seconds: Some(0), ..of_uid(made.uid()) };
+    gone(api.delete(&made.name_any(), &parameters).await.map(drop)).doing(&doing)?;
+    Err(Error { doing: doing(), source: Cause::Altered(lost) })
 }
 
 /// What is gone, or another of the same name by now, needs nothing more.

@@ -281,7 +281,7 @@ mod tests {
     use axum::http::Method;
     use kube::runtime::watcher::Event;
     use serde_json::Value;
-    use tailwind_crds::names::ANNOTATION_OPERATOR;
+    use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_BACKUP_OF};
 
     use super::*;
     use crate::cache::{Writers, group_ref};
@@ -319,7 +319,14 @@ mod tests {
                 "POST" if path.ends_with("/pods") && body.windows(7).any(|text| text == b"refused") => {
                     failure(403, "Forbidden")
                 }
-                "POST" => (200, serde_json::from_slice(body).unwrap()),
+                "POST" => {
+                    let mut made: Value = serde_json::from_slice(body).unwrap();
+                    // A webhook takes all labels away.
+                    if made["metadata"]["name"].as_str().is_some_and(|name| name.contains("stripped")) {
+                        made["metadata"]["labels"] = json!({});
+                    }
+                    (200, made)
+                }
                 "DELETE" if path.contains("/pods/") => (200, json!({"kind": "Status", "status": "Success"})),
                 _ => failure(404, "NotFound"),
             }
@@ -418,7 +425,10 @@ mod tests {
         let (server, context, _) = start().await;
         let observation = observe(&context, &group_ref("shop", "orders")).await.unwrap();
         let Observation::Complete(observed) = observation else { panic!("the group is there") };
-        let pod = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let pod = |name: &str| {
+            let labels = json!({LABEL_BACKUP_OF: "orders"});
+            serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
+        };
         let leaves = |after: &str| {
             let after = vec![after.to_owned()];
             plan::Action::Delete(Removal {
@@ -430,13 +440,17 @@ mod tests {
                 licence: Licence::for_tests(),
             })
         };
-        for (successor, deleted) in [("taken", true), ("refused", false)] {
+        // One that admission has made useless is deleted again, lest the next plan make another.
+        for (successor, deleted) in [("taken", Some("leaves")), ("refused", None), ("stripped", Some("stripped"))] {
             server.take_calls();
             let mut plan = plan(&observed);
             plan.actions = vec![plan::Action::Create(Box::new(pod(successor))), leaves(successor)];
-            assert_eq!(apply::apply(&context, &observed, &plan).await.is_ok(), deleted);
+            assert_eq!(apply::apply(&context, &observed, &plan).await.is_ok(), successor == "taken");
             let calls = server.take_calls();
-            assert_eq!(calls.iter().any(|call| call.starts_with("DELETE")), deleted, "{calls:?}");
+            let deletions: Vec<_> = calls.iter().filter_map(|call| call.strip_prefix("DELETE ")).collect();
+            let expected: Vec<_> =
+                deleted.map(|pod| format!("/api/v1/namespaces/shop/pods/{pod}")).into_iter().collect();
+            assert_eq!(deletions, expected, "{calls:?}");
         }
     }
 

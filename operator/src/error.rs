@@ -17,6 +17,12 @@ pub(crate) enum Cause {
     /// What the API server has answered.
     #[error("{}", said(.0))]
     Api(#[from] kube::Error),
+    /// Admission has changed what was written.
+    #[error(
+        "something in the cluster changes {0} (a mutating webhook or an admission policy): exempt what has the label \
+         app.kubernetes.io/managed-by=tailwind-operator"
+    )]
+    Altered(String),
     /// No certificate could be made.
     #[error(transparent)]
     Certificate(rcgen::Error),
@@ -83,6 +89,7 @@ impl Error {
         let source = match &self.source {
             Cause::Api(source) => source,
             Cause::Certificate(_) => return Class::Internal,
+            Cause::Altered(_) => return Class::Refused,
             Cause::Outdated { .. } | Cause::NotHeld(_) => return Class::Conflict,
         };
         let kube::Error::Api(status) = source else { return Class::Unavailable };

@@ -9,6 +9,7 @@ pub(crate) mod flush;
 pub mod pod;
 pub(crate) mod roles;
 pub(crate) mod service;
+pub mod stored;
 
 use std::fmt;
 

@@ -33,12 +33,12 @@ use std::collections::BTreeSet;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::DynamicObject;
 use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY, flush_claim};
 use tailwind_crds::{Deletion, ReplicaGroupStatus, WhenRemoved};
 
 use crate::objects::claim::MemberClaim;
 use crate::objects::disruption::Exit;
+use crate::objects::stored::difference;
 use crate::objects::{Kind, Owned, claim, disruption, flush, is_owned, pod, roles, service};
 use crate::observed::{Certificates, Observed};
 pub use action::{Action, Notice, Plan};
@@ -330,29 +330,7 @@ fn spare_nodes(plan: &BackupPlan) -> usize {
 
 fn is_as_wanted(existing: &Owned, wanted: &Owned) -> bool {
     let headless = |owned: &Owned| owned.kind == Kind::Service && service::is_headless(&owned.object);
-    headless(existing) == headless(wanted) && contains(&existing.object, &wanted.object)
-}
-
-/// Whether everything that is wanted is so: then nothing is written.
-fn contains(existing: &DynamicObject, wanted: &DynamicObject) -> bool {
-    fn within(wanted: &serde_json::Value, existing: &serde_json::Value) -> bool {
-        use serde_json::Value::{Array, Object};
-        match (wanted, existing) {
-            (Object(wanted), Object(existing)) => wanted.iter().all(|(key, value)| {
-                let existing = existing.get(key).filter(|existing| !existing.is_null());
-                existing.map_or_else(|| is_empty(value), |existing| within(value, existing))
-            }),
-            (Array(wanted), Array(existing)) => {
-                wanted.len() == existing.len() && wanted.iter().zip(existing).all(|(a, b)| within(a, b))
-            }
-            (wanted, existing) => wanted == existing,
-        }
-    }
-    fn is_empty(value: &serde_json::Value) -> bool {
-        value.as_array().is_some_and(Vec::is_empty)
-    }
-    let labels = wanted.labels().iter().all(|(label, value)| existing.labels().get(label) == Some(value));
-    labels && within(&wanted.data, &existing.data)
+    headless(existing) == headless(wanted) && difference(&existing.object, &wanted.object).is_none()
 }
 
 #[cfg(test)]

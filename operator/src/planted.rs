@@ -36,6 +36,8 @@ pub enum Bug {
     LeavesTolerated,
     /// Whether pods that are not ready may be evicted is left to whoever changes the budget.
     LeavesPolicyOpen,
+    /// What is stored counts as what was written, whatever admission has made of it.
+    TrustsAdmission,
 }
 
 #[cfg(feature = "planted-bugs")]

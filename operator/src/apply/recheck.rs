@@ -13,6 +13,7 @@ use super::{MANAGER, gone, of_uid};
 use crate::error::{Cause, Doing, Error};
 use crate::objects::disruption::budget_name;
 use crate::objects::service::is_headless;
+use crate::objects::stored::altered;
 use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
 use crate::plan::licence::{Licence, Look};
@@ -92,7 +93,7 @@ pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned
         Err(kube::Error::Api(status)) if cannot_change(*kind, &status) => {}
         // What is not said of a service's address stays, `None` included.
         Ok(now) if *kind == Kind::Service && is_headless(&now) != is_headless(object) => {}
-        other => return other.map(drop).doing(doing),
+        other => return other.doing(doing).and_then(|now| as_written(object, &now, doing)),
     }
     if let Some(old) = api.get_opt(&name).await.doing(doing)? {
         let mut trial = object.clone();
@@ -101,7 +102,13 @@ pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned
         api.create(&dry, &trial).await.doing(|| format!("check whether {name} can be recreated"))?;
         gone(api.delete(&name, &of_uid(old.uid())).await.map(drop)).doing(doing)?;
     }
-    api.patch(&name, &params, &Patch::Apply(object)).await.map(drop).doing(doing)
+    let now = api.patch(&name, &params, &Patch::Apply(object)).await.doing(doing)?;
+    as_written(object, &now, doing)
+}
+
+fn as_written(written: &DynamicObject, now: &DynamicObject, doing: impl Fn() -> String) -> Result<(), Error> {
+    let changed = altered(written, now);
+    changed.map_or(Ok(()), |field| Err(Error { doing: doing(), source: Cause::Altered(field) }))
 }
 
 /// True if all that the server refuses is a change of fields that cannot change in this kind of object.
@@ -241,6 +248,35 @@ mod tests {
         assert_eq!(methods(&calls), ["PATCH", "GET", "POST", "DELETE", "PATCH"]);
         put(&api, &wanted).await.unwrap();
         assert_eq!(methods(&calls).len(), 6, "one that has an address is changed in place");
+    }
+
+    #[tokio::test]
+    async fn what_admission_has_changed_counts_as_not_done() {
+        let budget = |stay: u64| {
+            let mut owned = object(Kind::DisruptionBudget);
+            owned.object.data = json!({"spec": {"minAvailable": stay}});
+            owned
+        };
+        for (stored, field) in [(255, None), (1, Some("changes spec.minAvailable"))] {
+            let (client, calls) = server(move |_| {
+                let mut stored = json!(budget(stored).object);
+                stored["metadata"]["labels"] = json!({"added": "by a webhook"});
+                stored["spec"]["maxUnavailable"] = json!(1);
+                (200, stored)
+            })
+            .await;
+            let api = Api::namespaced_with(client, "shop", &Kind::DisruptionBudget.resource(ServerVersion::TARGET));
+            let result = put(&api, &budget(255)).await;
+            match field {
+                None => result.unwrap(),
+                Some(field) => {
+                    let error = result.unwrap_err();
+                    assert_eq!(error.class(), crate::error::Class::Refused);
+                    assert!(error.to_string().contains(field), "{error}");
+                }
+            }
+            assert_eq!(calls.lock().unwrap().len(), 1, "it is not deleted for that");
+        }
     }
 
     fn log(version: u64) -> LogStatus {
