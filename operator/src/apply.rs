@@ -333,7 +333,7 @@ impl<'a> Executor<'a> {
     /// Writes the status if it is time to tell what is new in it.
     async fn write_status(&self, status: &ReplicaGroupStatus) -> Result<(), Error> {
         let (group, news) = (group_ref(&self.namespace, &self.name), news(self.observed, status));
-        match self.context.memories.wait(&group, news, Instant::now()) {
+        match self.context.last_looks.wait(&group, news, Instant::now()) {
             Some(Duration::ZERO) => {
                 write_status(self.context, &self.namespace, json!({"name": self.name}), status).await
             }
@@ -368,7 +368,7 @@ async fn write_status(
         "status": status,
     });
     patch_status(context, namespace, &name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await?;
-    context.memories.status_written(&group_ref(namespace, &name), Instant::now());
+    context.last_looks.status_written(&group_ref(namespace, &name), Instant::now());
     Ok(())
 }
 

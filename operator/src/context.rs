@@ -12,11 +12,11 @@ use kube::runtime::events::Recorder;
 
 use crate::cache::{Cache, GroupRef};
 use crate::installation::Installation;
-use crate::memory::Memories;
+use crate::last_look::LastLooks;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::probe::Prober;
-use crate::rollouts::{Key, Rollouts};
+use crate::rollout_turns::{Key, RolloutTurns};
 use crate::server_version::ServerVersion;
 
 pub(crate) struct Context {
@@ -26,11 +26,11 @@ pub(crate) struct Context {
     /// Which groups are ours.
     pub(crate) installation: Installation,
     /// Which groups are being updated.
-    pub(crate) rollouts: Arc<Rollouts>,
+    pub(crate) rollout_turns: Arc<RolloutTurns>,
     /// What watches have brought.
     pub(crate) cache: Cache,
     /// What earlier looks at each group have left.
-    pub(crate) memories: Memories,
+    pub(crate) last_looks: LastLooks,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
     /// Asks backups and primaries how they are, beside the reconciles.
@@ -46,13 +46,13 @@ impl Context {
         self.metrics.forget(namespace, &group.name);
         self.metrics.not_refused(namespace, &group.name);
         self.failures.clear(&format!("{namespace}/{}", group.name));
-        self.memories.forget(group);
-        self.rollouts.forget(&key(group), || self.all_groups());
+        self.last_looks.forget(group);
+        self.rollout_turns.forget(&key(group), || self.all_groups());
     }
 
     /// The groups that are not in the cache any more are gone: a watch that was interrupted does not tell of each.
     pub(crate) fn forget_missing(&self) {
-        for group in self.memories.groups() {
+        for group in self.last_looks.groups() {
             if self.cache.groups.get(&group).is_none() {
                 self.forget(&group);
             }

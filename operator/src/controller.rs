@@ -129,7 +129,7 @@ pub(crate) async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<
         let news = plan.news(&observed);
         if news < News::Facts {
             remember(context, at, &observed, &plan);
-            let wait = context.memories.wait(at, news, Instant::now());
+            let wait = context.last_looks.wait(at, news, Instant::now());
             if wait == Some(Duration::ZERO) {
                 apply::write_texts(context, &observed.group, &plan.status).await?;
                 return Ok(again(&plan, None));
@@ -157,7 +157,7 @@ pub(crate) async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<
             return Ok(Action::await_change());
         }
         Observation::Unreadable { object, why, observed } => {
-            context.rollouts.saw(&key(at), Rollout::Idle, || context.all_groups());
+            context.rollout_turns.saw(&key(at), Rollout::Idle, || context.all_groups());
             let actions = plan::unreadable(&observed);
             forget_certificates(context, at, &actions);
             let acted = apply::act(context, &observed, &actions).await;
@@ -176,7 +176,7 @@ pub(crate) async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<
 /// What is known of certificates that are about to change.
 fn forget_certificates(context: &Context, at: &GroupRef, actions: &[plan::Action]) {
     if actions.iter().any(|action| matches!(action, plan::Action::Certificates(_))) {
-        context.memories.drop_certificates(at);
+        context.last_looks.drop_certificates(at);
     }
 }
 
@@ -184,11 +184,11 @@ fn forget_certificates(context: &Context, at: &GroupRef, actions: &[plan::Action
 fn plan_in_turn(context: &Context, at: &GroupRef, observed: &mut Observed) -> Plan {
     let (key, all) = (key(at), || context.all_groups());
     let mut planned = plan(observed);
-    if planned.rollout == Rollout::Queued && context.rollouts.claim(&key, all) {
+    if planned.rollout == Rollout::Queued && context.rollout_turns.claim(&key, all) {
         observed.may_update = true;
         planned = plan(observed);
     }
-    context.rollouts.saw(&key, planned.rollout, all);
+    context.rollout_turns.saw(&key, planned.rollout, all);
     planned
 }
 
@@ -201,8 +201,8 @@ fn again(plan: &Plan, unwritten: Option<Duration>) -> Action {
 /// The group is not this installation's.
 fn leave_alone(context: &Context, at: &GroupRef) {
     context.metrics.forget(at.namespace.as_deref().unwrap_or_default(), &at.name);
-    context.memories.forget(at);
-    context.rollouts.saw(&key(at), Rollout::Idle, || context.all_groups());
+    context.last_looks.forget(at);
+    context.rollout_turns.saw(&key(at), Rollout::Idle, || context.all_groups());
 }
 
 /// Keeps what metrics show of a group, and what tells whether a change of a node concerns it.
@@ -217,7 +217,7 @@ fn remember(context: &Context, at: &GroupRef, observed: &Observed, plan: &Plan) 
     let namespace = at.namespace.as_deref().unwrap_or_default();
     let reported = Reported { damaged: observed.damaged(), stale_readers: plan::stale_readers(observed) };
     context.metrics.saw(namespace, &at.name, &plan.status, ends.min(), reported);
-    context.memories.keep_spare_nodes(at, plan.spare_nodes);
+    context.last_looks.keep_spare_nodes(at, plan.spare_nodes);
 }
 
 /// Another installation manages the group. Its status is not ours to write: what has to be said is said once, where people look.
@@ -264,7 +264,7 @@ fn path(group: &Group) -> String {
 
 fn on_error(group: Arc<Group>, failure: &ReconcileError, context: Arc<Context>) -> Action {
     let _entered = span(&group).entered();
-    context.rollouts.pass_over(&key(&GroupRef::from_obj(group.as_ref())), || context.all_groups());
+    context.rollout_turns.pass_over(&key(&GroupRef::from_obj(group.as_ref())), || context.all_groups());
     let class = failure.class();
     let (failures, wait) = context.failures.add(&path(&group), Instant::now(), |failures| class.wait(failures));
     match class {
@@ -413,7 +413,7 @@ mod tests {
             let mut plan = plan(&observed);
             let pod = json!({"metadata": {"name": format!("{name}-new")}});
             plan.actions = vec![plan::Action::Create(serde_json::from_value(pod).unwrap())];
-            context.memories.forget(&at);
+            context.last_looks.forget(&at);
             apply::apply(&context, &observed, &plan).await.unwrap_err();
             assert!(server.group.lock().unwrap().to_string().contains(&format!("create pod {name}")), "{name}");
             server.show(&mut writers);
@@ -461,11 +461,11 @@ mod tests {
         reconcile_group(&context, &at).await.unwrap();
         assert!(context.metrics.snapshot().text().contains("orders"));
         context.forget_missing();
-        assert_eq!(context.memories.groups(), [at]);
+        assert_eq!(context.last_looks.groups(), [at]);
         writers.groups.apply_watcher_event(&Event::Init);
         writers.groups.apply_watcher_event(&Event::InitDone);
         context.forget_missing();
-        assert!(context.memories.groups().is_empty());
+        assert!(context.last_looks.groups().is_empty());
         assert!(!context.metrics.snapshot().text().contains("orders"));
     }
 }

@@ -17,7 +17,7 @@ use tailwind_runtime::metrics::Snapshot;
 
 use crate::plan::Action;
 use crate::plan::removal::Removal;
-use crate::rollouts::Rollouts;
+use crate::rollout_turns::RolloutTurns;
 
 /// All metrics.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ pub struct Metrics {
     groups: Mutex<BTreeMap<GroupLabels, Group>>,
     /// Groups that another installation manages, with its name.
     refused: Mutex<BTreeMap<GroupLabels, String>>,
-    rollouts: OnceLock<Arc<Rollouts>>,
+    rollout_turns: OnceLock<Arc<RolloutTurns>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -202,9 +202,9 @@ impl Metrics {
     }
 
     /// Where to look up how many groups are being updated.
-    pub(crate) fn set_rollouts(&self, rollouts: Arc<Rollouts>) {
+    pub(crate) fn set_rollout_turns(&self, turns: Arc<RolloutTurns>) {
         // Set once, when this replica begins to reconcile.
-        let _ = self.rollouts.set(rollouts);
+        let _ = self.rollout_turns.set(turns);
     }
 
     /// A group is gone.
@@ -250,8 +250,8 @@ impl Metrics {
         }
         let name = "tailwind_operator_group_refused";
         now.register(name, "1 for a group of this operator's class that another installation manages.", refused);
-        if let Some(rollouts) = self.rollouts.get() {
-            let (updating, queued) = rollouts.counts();
+        if let Some(turns) = self.rollout_turns.get() {
+            let (updating, queued) = turns.counts();
             let counts = Family::<StateLabel, Gauge>::default();
             for (state, count) in [("updating", updating), ("queued", queued)] {
                 counts.get_or_create(&StateLabel { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -288,8 +288,8 @@ impl Metrics {
         let reported = Reported { damaged: Some(0), stale_readers: Some(0) };
         metrics.saw("shop", "orders", &status, Some(0), reported);
         metrics.refused("shop", "stock", "other/tailwind-operator");
-        let rollouts = Rollouts::new(1, Arc::default());
-        metrics.set_rollouts(Arc::new(rollouts));
+        let turns = RolloutTurns::new(1, Arc::default());
+        metrics.set_rollout_turns(Arc::new(turns));
         metrics.snapshot()
     }
 

@@ -66,7 +66,7 @@ struct Seen {
 pub(crate) async fn glance(context: &Context, at: &GroupRef) -> Option<Box<Observed>> {
     let group = context.cache.groups.get(at)?.0.clone().ok()?;
     let (namespace, name) = (at.namespace.as_deref()?, at.name.as_str());
-    let certificates = context.memories.certificates(at, digest_of(&group), Instant::now())?;
+    let certificates = context.last_looks.certificates(at, digest_of(&group), Instant::now())?;
     let pods = context.cache.pods_of(namespace, name);
     let objects = context.cache.objects_of(namespace, name);
     Some(complete(context, Seen { group, pods, objects, certificates }).await)
@@ -148,7 +148,7 @@ async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup)
     let read = |found: Result<Option<Secret>, kube::Error>| found.doing(|| "read secrets".to_owned());
     let secrets = [read(authority)?, read(sidecar)?, read(backup)?, read(reader)?];
     let certificates = secrets::facts(group, secrets.each_ref().map(Option::as_ref), Timestamp::now());
-    context.memories.keep_certificates(at, digest_of(group), asked, certificates.clone());
+    context.last_looks.keep_certificates(at, digest_of(group), asked, certificates.clone());
     Ok(certificates)
 }
 

@@ -19,13 +19,13 @@ use crate::cache::Cache;
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
 use crate::installation::Installation;
+use crate::last_look::LastLooks;
 use crate::lease::LeaderElector;
-use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::options::{RunOptions, Settings};
 use crate::platform::Platform;
 use crate::probe::Prober;
-use crate::rollouts::Rollouts;
+use crate::rollout_turns::RolloutTurns;
 use crate::server_version::ServerVersion;
 use crate::wake::Wakes;
 use crate::{controller, webhook};
@@ -116,17 +116,17 @@ async fn lead(
     let (cache, writers) = Cache::new(server);
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
     let wakes = Arc::new(Wakes::default());
-    let rollouts = Arc::new(Rollouts::new(options.max_concurrent_rollouts, Arc::clone(&wakes)));
-    metrics.set_rollouts(Arc::clone(&rollouts));
+    let rollout_turns = Arc::new(RolloutTurns::new(options.max_concurrent_rollouts, Arc::clone(&wakes)));
+    metrics.set_rollout_turns(Arc::clone(&rollout_turns));
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         client,
         server,
         settings,
         installation: options.installation(),
-        rollouts,
+        rollout_turns,
         cache,
-        memories: Memories::default(),
+        last_looks: LastLooks::default(),
         metrics,
         prober: Arc::new(Prober::default()),
         failures: Failures::default(),

@@ -25,9 +25,9 @@ use serde_json::{Value, json};
 use crate::cache::{Cache, Writers};
 use crate::context::{Context, Failures};
 use crate::installation::Installation;
-use crate::memory::Memories;
+use crate::last_look::LastLooks;
 use crate::options::Settings;
-use crate::rollouts::Rollouts;
+use crate::rollout_turns::RolloutTurns;
 use crate::server_version::ServerVersion;
 
 /// Serves on a port of this host: `answer` gets method, path with query, and body. A client of it.
@@ -62,9 +62,9 @@ pub(crate) fn context(client: Client) -> (Context, Writers) {
         server: ServerVersion::TARGET,
         settings: Settings { sidecar_image: "sidecar".to_owned(), ..Settings::default() },
         installation: Installation { name: "ops/tailwind".to_owned(), class: None },
-        rollouts: Arc::new(Rollouts::new(3, Arc::default())),
+        rollout_turns: Arc::new(RolloutTurns::new(3, Arc::default())),
         cache,
-        memories: Memories::default(),
+        last_looks: LastLooks::default(),
         metrics: Arc::default(),
         prober: Arc::default(),
         failures: Failures::default(),

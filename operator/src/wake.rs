@@ -12,7 +12,7 @@ use tailwind_crds::ReplicaGroup;
 use tokio::sync::Notify;
 
 use crate::cache::{Cache, Group, GroupRef};
-use crate::memory::Memories;
+use crate::last_look::LastLooks;
 
 /// What of a group wakes it when it changes: what people ask for, and what sidecars write. The rest of the status is the
 /// operator's own, and what it has written itself is no reason to look again.
@@ -40,11 +40,11 @@ fn hash(value: impl Hash) -> u64 {
 }
 
 /// The groups that a change of these nodes may concern: those with a pod on one, and those that have no node to spare.
-pub(crate) fn concerned(cache: &Cache, memories: &Memories, nodes: &BTreeSet<String>) -> Vec<GroupRef> {
+pub(crate) fn concerned(cache: &Cache, last_looks: &LastLooks, nodes: &BTreeSet<String>) -> Vec<GroupRef> {
     let groups = cache.groups.state();
     let groups = groups.iter().map(|group| GroupRef::from_obj(group.as_ref()));
     let concerned = groups.filter(|group| {
-        let are_scarce = memories.change_nodes(group, nodes.len());
+        let are_scarce = last_looks.change_nodes(group, nodes.len());
         are_scarce || cache.pods.is_on(group, |node| nodes.contains(node))
     });
     concerned.collect()
@@ -159,13 +159,13 @@ mod tests {
     #[test]
     fn a_node_wakes_only_groups_that_can_care() {
         let (cache, mut writers) = Cache::new(ServerVersion::TARGET);
-        let memories = Memories::default();
+        let last_looks = LastLooks::default();
         for name in ["there", "elsewhere", "scarce", "new"] {
             let group = group(json!({"metadata": {"name": name}}));
             writers.groups.apply_watcher_event(&Event::Apply(group));
         }
         for (name, spare) in [("there", 5), ("elsewhere", 2), ("scarce", 0)] {
-            memories.keep_spare_nodes(&group_ref("shop", name), spare);
+            last_looks.keep_spare_nodes(&group_ref("shop", name), spare);
         }
         let pod = |group: &str, node: &str| -> Pod {
             let metadata = json!({"namespace": "shop", "name": group, "labels": {LABEL_GROUP: group}});
@@ -174,7 +174,7 @@ mod tests {
         cache.pods.apply(Event::Apply(pod("there", "n1")));
         cache.pods.apply(Event::Apply(pod("elsewhere", "n2")));
         let concerned = |node: &str| {
-            let groups = concerned(&cache, &memories, &BTreeSet::from([node.to_owned()]));
+            let groups = concerned(&cache, &last_looks, &BTreeSet::from([node.to_owned()]));
             groups.into_iter().map(|group| group.name).collect::<BTreeSet<_>>()
         };
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();

@@ -1,6 +1,6 @@
 //! Which calls are stopped and which are refused, as data. Everything else continues unseen.
 //!
-//! `filter` assembles the table for the kernel; `listener` decodes by it. See "Which calls are stopped" in `docs/exec.md`.
+//! `filter` assembles the table for the kernel; `listener` decodes by it. See "Calls that are refused or stopped" in `docs/apps.md`.
 //!
 //! The kernel looks at the lower half of an argument that is an `int`, and the upper half is what the program happened to leave
 //! there; so tests name the halves that they look at.

@@ -147,7 +147,7 @@ pub(super) async fn nodes(context: &Context, wakes: &Wakes) {
                 None => return,
             },
             () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                wakes.add(concerned(&context.cache, &context.memories, &changed));
+                wakes.add(concerned(&context.cache, &context.last_looks, &changed));
                 changed.clear();
                 due = None;
             }

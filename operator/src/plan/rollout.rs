@@ -2,7 +2,7 @@
 //! at once, and each group that moves its backups copies its whole log.
 //!
 //! Called by [`plan`](super), around [`backups`]. That a group has begun stands in its status, which is written before the first
-//! pod is touched: so the next leader knows it. How many may have begun is for [`rollouts`](crate::rollouts) to know.
+//! pod is touched: so the next leader knows it. How many may have begun is for [`rollout_turns`](crate::rollout_turns) to know.
 
 use tailwind_crds::UpdateStrategy;
 

@@ -20,10 +20,10 @@ const FIGURES_INTERVAL: Duration = Duration::from_mins(1);
 
 /// What is remembered, by group.
 #[derive(Debug, Default)]
-pub(crate) struct Memories(Mutex<HashMap<GroupRef, Memory>>);
+pub(crate) struct LastLooks(Mutex<HashMap<GroupRef, LastLook>>);
 
 #[derive(Debug, Default)]
-struct Memory {
+struct LastLook {
     certificates: Option<Read>,
     /// When a status was written last.
     written: Option<Instant>,
@@ -40,8 +40,8 @@ struct Read {
     certificates: Certificates,
 }
 
-impl Memories {
-    fn all(&self) -> MutexGuard<'_, HashMap<GroupRef, Memory>> {
+impl LastLooks {
+    fn all(&self) -> MutexGuard<'_, HashMap<GroupRef, LastLook>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,14 +59,14 @@ impl Memories {
 
     /// They are about to change.
     pub(crate) fn drop_certificates(&self, group: &GroupRef) {
-        if let Some(memory) = self.all().get_mut(group) {
-            memory.certificates = None;
+        if let Some(look) = self.all().get_mut(group) {
+            look.certificates = None;
         }
     }
 
     /// How long such news waits to be written, if there is anything to write.
     pub(crate) fn wait(&self, group: &GroupRef, news: News, now: Instant) -> Option<Duration> {
-        let written = || self.all().get(group).and_then(|memory| memory.written);
+        let written = || self.all().get(group).and_then(|look| look.written);
         match news {
             News::Nothing => None,
             News::Figures => {
@@ -89,7 +89,7 @@ impl Memories {
     /// Notes that so many nodes have changed: true if any of them may change the plan for the group, or if that is not known.
     pub(crate) fn change_nodes(&self, group: &GroupRef, changed: usize) -> bool {
         let mut all = self.all();
-        let Some(spare) = all.get_mut(group).and_then(|memory| memory.spare_nodes.as_mut()) else { return true };
+        let Some(spare) = all.get_mut(group).and_then(|look| look.spare_nodes.as_mut()) else { return true };
         let are_scarce = *spare <= changed;
         *spare = spare.saturating_sub(changed);
         are_scarce
@@ -119,15 +119,15 @@ mod tests {
 
     #[test]
     fn certificates_are_read_again_in_time_and_on_request() {
-        let (memories, group, now) = (Memories::default(), group_ref("shop", "orders"), Instant::now());
-        assert_eq!(memories.certificates(&group, 1, now), None);
-        memories.keep_certificates(&group, 1, now, Certificates::default());
+        let (last_looks, group, now) = (LastLooks::default(), group_ref("shop", "orders"), Instant::now());
+        assert_eq!(last_looks.certificates(&group, 1, now), None);
+        last_looks.keep_certificates(&group, 1, now, Certificates::default());
         let later = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(memories.certificates(&group, 1, later(299)), Some(Certificates::default()));
-        assert_eq!(memories.certificates(&group, 1, later(600)), None, "they are old");
-        assert_eq!(memories.certificates(&group, 2, later(1)), None, "the group is another one");
-        memories.drop_certificates(&group);
-        assert_eq!(memories.certificates(&group, 1, now), None);
+        assert_eq!(last_looks.certificates(&group, 1, later(299)), Some(Certificates::default()));
+        assert_eq!(last_looks.certificates(&group, 1, later(600)), None, "they are old");
+        assert_eq!(last_looks.certificates(&group, 2, later(1)), None, "the group is another one");
+        last_looks.drop_certificates(&group);
+        assert_eq!(last_looks.certificates(&group, 1, now), None);
     }
 
     #[test]
@@ -140,18 +140,18 @@ mod tests {
 
     #[test]
     fn figures_are_written_once_a_minute() {
-        let (memories, group, now) = (Memories::default(), group_ref("shop", "orders"), Instant::now());
+        let (last_looks, group, now) = (LastLooks::default(), group_ref("shop", "orders"), Instant::now());
         let wait = |news, seconds| {
-            let wait = memories.wait(&group, news, now + Duration::from_secs(seconds));
+            let wait = last_looks.wait(&group, news, now + Duration::from_secs(seconds));
             wait.map(|wait| wait.as_secs())
         };
         assert_eq!(wait(News::Figures, 0), Some(0));
-        memories.status_written(&group, now);
+        last_looks.status_written(&group, now);
         assert_eq!(wait(News::Figures, 20), Some(40));
         assert_eq!(wait(News::Figures, 60), Some(0));
         assert_eq!((wait(News::Texts, 0), wait(News::Facts, 0), wait(News::Nothing, 60)), (Some(0), Some(0), None));
-        memories.forget(&group);
+        last_looks.forget(&group);
         assert_eq!(wait(News::Figures, 0), Some(0));
-        assert!(memories.groups().is_empty());
+        assert!(last_looks.groups().is_empty());
     }
 }

@@ -18,17 +18,17 @@ pub(crate) type Key = (String, String);
 
 /// How far each group is.
 #[derive(Debug)]
-pub(crate) struct Rollouts {
+pub(crate) struct RolloutTurns {
     max: usize,
     groups: Mutex<BTreeMap<Key, Rollout>>,
     /// Groups to look at again, since it is their turn.
     wakes: Arc<Wakes>,
 }
 
-impl Rollouts {
+impl RolloutTurns {
     /// Nothing is known about any group. Groups whose turn it is are added to `wakes`.
-    pub(crate) fn new(max: u16, wakes: Arc<Wakes>) -> Rollouts {
-        Rollouts { max: usize::from(max), groups: Mutex::default(), wakes }
+    pub(crate) fn new(max: u16, wakes: Arc<Wakes>) -> RolloutTurns {
+        RolloutTurns { max: usize::from(max), groups: Mutex::default(), wakes }
     }
 
     fn groups(&self) -> MutexGuard<'_, BTreeMap<Key, Rollout>> {
@@ -118,127 +118,127 @@ mod tests {
         move || Some(names.iter().map(|name| key(name)).collect())
     }
 
-    fn rollouts(max: u16) -> Rollouts {
-        Rollouts::new(max, Arc::default())
+    fn turns(max: u16) -> RolloutTurns {
+        RolloutTurns::new(max, Arc::default())
     }
 
-    fn woken(rollouts: &Rollouts) -> Vec<String> {
-        let names: BTreeSet<String> = rollouts.wakes.take().into_iter().map(|group| group.name).collect();
+    fn woken(turns: &RolloutTurns) -> Vec<String> {
+        let names: BTreeSet<String> = turns.wakes.take().into_iter().map(|group| group.name).collect();
         names.into_iter().collect()
     }
 
     /// As after each start of an operator: whichever group is looked at last, the first one is woken.
     #[test]
     fn the_last_group_that_becomes_known_wakes_the_first() {
-        let rollouts = rollouts(1);
+        let turns = turns(1);
         let all = all(&["a", "b", "c"]);
         for name in ["b", "a", "c"] {
-            assert!(!rollouts.claim(&key(name), all), "{name}");
-            rollouts.saw(&key(name), Rollout::Queued, all);
+            assert!(!turns.claim(&key(name), all), "{name}");
+            turns.saw(&key(name), Rollout::Queued, all);
         }
-        assert_eq!(woken(&rollouts), ["a"]);
-        assert!(rollouts.claim(&key("a"), all));
+        assert_eq!(woken(&turns), ["a"]);
+        assert!(turns.claim(&key("a"), all));
     }
 
     #[test]
     fn the_first_by_name_begin_and_the_others_follow() {
-        let rollouts = rollouts(2);
+        let turns = turns(2);
         let all = all(&["a", "b", "c", "d"]);
         for name in ["d", "c", "b", "a"] {
-            rollouts.saw(&key(name), Rollout::Queued, all);
+            turns.saw(&key(name), Rollout::Queued, all);
         }
-        woken(&rollouts);
-        assert!(!rollouts.claim(&key("c"), all));
-        assert!(rollouts.claim(&key("b"), all));
-        assert!(rollouts.claim(&key("b"), all), "its status was not written: it asks again");
-        assert!(rollouts.claim(&key("a"), all));
-        assert!(!rollouts.claim(&key("c"), all));
-        assert_eq!(rollouts.counts(), (2, 2));
-        rollouts.saw(&key("b"), Rollout::Underway, all);
-        assert_eq!(woken(&rollouts), Vec::<String>::new());
-        rollouts.saw(&key("b"), Rollout::Idle, all);
-        assert_eq!(woken(&rollouts), ["c"]);
-        assert!(rollouts.claim(&key("c"), all) && !rollouts.claim(&key("d"), all));
+        woken(&turns);
+        assert!(!turns.claim(&key("c"), all));
+        assert!(turns.claim(&key("b"), all));
+        assert!(turns.claim(&key("b"), all), "its status was not written: it asks again");
+        assert!(turns.claim(&key("a"), all));
+        assert!(!turns.claim(&key("c"), all));
+        assert_eq!(turns.counts(), (2, 2));
+        turns.saw(&key("b"), Rollout::Underway, all);
+        assert_eq!(woken(&turns), Vec::<String>::new());
+        turns.saw(&key("b"), Rollout::Idle, all);
+        assert_eq!(woken(&turns), ["c"]);
+        assert!(turns.claim(&key("c"), all) && !turns.claim(&key("d"), all));
         let without =
             |name: &'static str| move || all().map(|all| all.into_iter().filter(|(_, n)| n != name).collect());
-        assert!(rollouts.claim(&key("d"), without("a")), "one that had begun was deleted");
+        assert!(turns.claim(&key("d"), without("a")), "one that had begun was deleted");
     }
 
     #[test]
     fn a_group_that_is_woken_again_waits_once() {
-        let rollouts = rollouts(1);
+        let turns = turns(1);
         let all = all(&["a", "b"]);
-        rollouts.saw(&key("b"), Rollout::Queued, all);
+        turns.saw(&key("b"), Rollout::Queued, all);
         for _ in 0..1000 {
-            rollouts.saw(&key("a"), Rollout::Underway, all);
-            rollouts.saw(&key("a"), Rollout::Idle, all);
+            turns.saw(&key("a"), Rollout::Underway, all);
+            turns.saw(&key("a"), Rollout::Idle, all);
         }
-        assert_eq!(rollouts.wakes.take().len(), 1);
+        assert_eq!(turns.wakes.take().len(), 1);
     }
 
     #[test]
     fn a_group_that_fails_keeps_nobody_waiting() {
-        let rollouts = rollouts(1);
+        let turns = turns(1);
         let all = all(&["a", "b"]);
-        rollouts.saw(&key("a"), Rollout::Queued, all);
-        rollouts.saw(&key("b"), Rollout::Queued, all);
-        woken(&rollouts);
-        rollouts.pass_over(&key("a"), all);
-        assert_eq!(woken(&rollouts), ["b"]);
-        assert!(rollouts.claim(&key("b"), all));
-        rollouts.pass_over(&key("b"), all);
-        assert!(!rollouts.claim(&key("a"), all), "the other has begun, whatever fails");
+        turns.saw(&key("a"), Rollout::Queued, all);
+        turns.saw(&key("b"), Rollout::Queued, all);
+        woken(&turns);
+        turns.pass_over(&key("a"), all);
+        assert_eq!(woken(&turns), ["b"]);
+        assert!(turns.claim(&key("b"), all));
+        turns.pass_over(&key("b"), all);
+        assert!(!turns.claim(&key("a"), all), "the other has begun, whatever fails");
     }
 
     #[test]
     fn nothing_begins_before_the_groups_are_listed() {
-        let rollouts = rollouts(2);
-        assert!(!rollouts.claim(&key("a"), || None));
+        let turns = turns(2);
+        assert!(!turns.claim(&key("a"), || None));
     }
 
     #[test]
     fn a_new_leader_begins_nothing_before_it_has_looked() {
-        let rollouts = rollouts(2);
+        let turns = turns(2);
         let all = all(&["a", "b", "c", "d"]);
-        assert!(!rollouts.claim(&key("a"), all), "three others may have begun");
-        rollouts.saw(&key("d"), Rollout::Underway, all);
-        assert!(!rollouts.claim(&key("a"), all));
-        rollouts.saw(&key("c"), Rollout::Idle, all);
-        rollouts.saw(&key("b"), Rollout::Idle, all);
-        assert_eq!(woken(&rollouts), ["a"]);
-        assert!(rollouts.claim(&key("a"), all));
+        assert!(!turns.claim(&key("a"), all), "three others may have begun");
+        turns.saw(&key("d"), Rollout::Underway, all);
+        assert!(!turns.claim(&key("a"), all));
+        turns.saw(&key("c"), Rollout::Idle, all);
+        turns.saw(&key("b"), Rollout::Idle, all);
+        assert_eq!(woken(&turns), ["a"]);
+        assert!(turns.claim(&key("a"), all));
     }
 
     #[test]
     fn a_stalled_group_gives_its_place_back() {
-        let rollouts = rollouts(1);
+        let turns = turns(1);
         let all = all(&["a", "b", "c"]);
-        rollouts.saw(&key("a"), Rollout::Underway, all);
-        rollouts.saw(&key("b"), Rollout::Queued, all);
-        rollouts.saw(&key("c"), Rollout::Queued, all);
-        assert!(!rollouts.claim(&key("b"), all));
-        woken(&rollouts);
-        rollouts.saw(&key("a"), Rollout::Stalled, all);
-        assert_eq!(woken(&rollouts), ["b"]);
-        assert!(rollouts.claim(&key("b"), all));
-        rollouts.saw(&key("a"), Rollout::Underway, all);
-        rollouts.saw(&key("b"), Rollout::Idle, all);
-        assert!(!rollouts.claim(&key("c"), all), "it goes on, and has its place again");
-        rollouts.saw(&key("a"), Rollout::Stalled, all);
-        assert!(rollouts.claim(&key("c"), all));
+        turns.saw(&key("a"), Rollout::Underway, all);
+        turns.saw(&key("b"), Rollout::Queued, all);
+        turns.saw(&key("c"), Rollout::Queued, all);
+        assert!(!turns.claim(&key("b"), all));
+        woken(&turns);
+        turns.saw(&key("a"), Rollout::Stalled, all);
+        assert_eq!(woken(&turns), ["b"]);
+        assert!(turns.claim(&key("b"), all));
+        turns.saw(&key("a"), Rollout::Underway, all);
+        turns.saw(&key("b"), Rollout::Idle, all);
+        assert!(!turns.claim(&key("c"), all), "it goes on, and has its place again");
+        turns.saw(&key("a"), Rollout::Stalled, all);
+        assert!(turns.claim(&key("c"), all));
     }
 
     /// What has begun under a larger limit comes to its end.
     #[test]
     fn a_smaller_limit_stops_nobody() {
-        let rollouts = rollouts(1);
+        let turns = turns(1);
         let all = all(&["a", "b", "c"]);
-        rollouts.saw(&key("b"), Rollout::Underway, all);
-        rollouts.saw(&key("c"), Rollout::Underway, all);
-        assert!(!rollouts.claim(&key("a"), all));
-        rollouts.saw(&key("c"), Rollout::Idle, all);
-        assert!(!rollouts.claim(&key("a"), all));
-        rollouts.saw(&key("b"), Rollout::Idle, all);
-        assert!(rollouts.claim(&key("a"), all));
+        turns.saw(&key("b"), Rollout::Underway, all);
+        turns.saw(&key("c"), Rollout::Underway, all);
+        assert!(!turns.claim(&key("a"), all));
+        turns.saw(&key("c"), Rollout::Idle, all);
+        assert!(!turns.claim(&key("a"), all));
+        turns.saw(&key("b"), Rollout::Idle, all);
+        assert!(turns.claim(&key("a"), all));
     }
 }
