@@ -1,7 +1,7 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `room` (waits for
-//! memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold),
+//! memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold), `memory_bound` (how many segments the memory has room for),
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
 //! other backups), `quarantine` (what is set aside), `other_files` (what
 //! else fills the folder), `routes`,
@@ -14,6 +14,7 @@ mod flush_bound;
 mod flusher;
 mod heartbeats;
 mod memory;
+mod memory_bound;
 pub mod options;
 mod other_files;
 mod pull;
@@ -53,6 +54,7 @@ use flush_bound::{FlushBound, flush_bound};
 use flusher::FlusherThread;
 use heartbeats::Heartbeats;
 use memory::{Lent, PoolBuffers, PoolMemory};
+use memory_bound::{memory_bound, too_little_memory};
 pub use options::BackupOptions;
 use options::default_flush_dir;
 use pull::Puller;
@@ -142,8 +144,15 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     let bound = flush_bound(&flush_dir, flush_bytes, ephemeral_storage.filter(|bytes| *bytes > 0), segment_size)
         .with_context(|| format!("bound the flush folder {}", flush_dir.display()))?;
-    let slot_size = segment_size.bytes();
-    let limits = Limits { slots: buffers, slot_size, unflushed_bytes_max, flush_bytes_max: Some(bound.bytes) };
+    let memory_bound = memory_bound(&home.pool, buffers, segment_size)
+        .with_context(|| format!("look at pool folder {}", home.pool.display()))?;
+    let limits = Limits {
+        slots: buffers,
+        slot_size: segment_size.bytes(),
+        unflushed_bytes_max,
+        flush_bytes_max: Some(bound.bytes),
+        copies_max: usize::try_from(memory_bound.segments).unwrap_or(usize::MAX),
+    };
     started.found.other_bytes =
         other_files::bytes(&flush_dir).with_context(|| format!("list flush folder {}", flush_dir.display()))?;
     let (boot, unexpected_files) = (started.member_state.boot, started.unexpected_files);
@@ -164,6 +173,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
     let obstacle = obstacle.or_else(|| too_little_room(bound, segment_size));
+    let obstacle = obstacle.or_else(|| too_little_memory(memory_bound));
     if let Some(Unready { why, .. }) = &obstacle {
         error!(%why, "this backup cannot lend");
     }
@@ -180,12 +190,13 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
         flush_bound: bound,
+        memory_bound,
         unexpected_files,
         obstacle,
         heartbeats,
     };
     info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, flush_bytes_max = bound.bytes,
-        flush_bytes_from = %bound.from, "ready");
+        flush_bytes_from = %bound.from, segments_max = memory_bound.segments, segments_from = %memory_bound.from, "ready");
 
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));

@@ -7,12 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use allocation_counter::{AllocationInfo, measure};
+use tailwind_backup::bookkeeping::{self, SEGMENT_BYTES};
 use tailwind_backup::files::{File, Folder, OsFolder};
 use tailwind_backup::{
     BackupConfig, Buffers, Daemon, FileName, Flushed, Flusher, Ledger, Lender, Mapped, MemberState, Memory,
     OutputResult, PromiseFile, Revocation, TableError, start,
 };
-use tailwind_crds::memory::{SEGMENT_BYTES, SEGMENTS_MAX};
+use tailwind_crds::memory::{self, SEGMENTS_MAX};
 use tailwind_protocol::backup::{Input, Limits, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, SegmentId};
@@ -267,7 +268,13 @@ impl Process {
         let folder = Box::new(LongLog(OsFolder::open(folder).unwrap()));
         let started = start(&home, folder, &mut Pool, BootId(2)).unwrap();
         let slot_size = SegmentSize::MIN.bytes();
-        let limits = Limits { slots: BUFFERS, slot_size, unflushed_bytes_max: u64::MAX, flush_bytes_max: None };
+        let limits = Limits {
+            slots: BUFFERS,
+            slot_size,
+            unflushed_bytes_max: u64::MAX,
+            flush_bytes_max: None,
+            copies_max: INVENTORY_MAX,
+        };
         let (daemon, flusher) = Daemon::new(started, limits);
         let mut process = Process { daemon, flusher, requests: 0 };
         process.work();
@@ -309,6 +316,11 @@ fn for_each(counted: &AllocationInfo) -> (u64, i64) {
 #[test]
 fn the_longest_log_fits_into_a_backups_memory() {
     assert_eq!(SEGMENTS, SEGMENTS_MAX, "the container has memory for as many segments as a backup takes");
+    for segment_size in [SegmentSize::MIN, SegmentSize::MAX].map(|size| u64::from(size.bytes())) {
+        let beside = memory::beside_buffers(segment_size);
+        assert_eq!(bookkeeping::limit(SEGMENTS_MAX, 7, segment_size), beside + 7, "as the operator sees it");
+        assert_eq!(bookkeeping::segments(beside + 7, 7, segment_size), SEGMENTS_MAX);
+    }
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("flush");
     prepare(&folder);

@@ -18,6 +18,7 @@ use crate::tls::{self, CertificateState};
 use super::actor::ActorStatus;
 use super::flush_bound::{BoundedBy, FlushBound};
 use super::heartbeats::Heartbeats;
+use super::memory_bound::MemoryBound;
 use super::pull::Pulled;
 use super::quarantine::Quarantined;
 use super::scrub::Scrubbed;
@@ -38,6 +39,8 @@ pub(super) struct About {
     pub(super) flush_bytes_per_second: u64,
     /// Most that the flush folder may hold.
     pub(super) flush_bound: FlushBound,
+    /// Most segments that it may hold.
+    pub(super) memory_bound: MemoryBound,
     /// Files that were moved aside at the start.
     pub(super) unexpected_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
@@ -195,6 +198,7 @@ pub fn example() -> anyhow::Result<Snapshot> {
         unflushed_bytes_max: 0,
         flush_bytes_per_second: 0,
         flush_bound: FlushBound { bytes: 0, from: BoundedBy::Disk },
+        memory_bound: MemoryBound::UNLIMITED,
         unexpected_files: 0,
         obstacle: None,
         heartbeats: Heartbeats { interval: Duration::from_secs(1), followed: watch::channel(false).1 },

@@ -8,7 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tailwind_protocol::backup::{Input, Limits, Reply, Request, RequestId};
 use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn};
 use tailwind_protocol::layout::SEGMENT_HEADER_SIZE;
-use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, FlushRequest, Inventory, OpenRequest};
+use tailwind_protocol::rpc::{
+    Caller, CloseRequest, DropRequest, FenceRequest, FlushRequest, INVENTORY_MAX, Inventory, OpenRequest,
+};
 use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
@@ -142,7 +144,13 @@ impl Process {
         let open = Box::new(OsFolder::open(folder).unwrap());
         let started = start(&home(kernel), open, &mut pool, BootId(1)).unwrap();
         let slot_size = SegmentSize::MIN.bytes();
-        let limits = Limits { slots: BUFFERS, slot_size, unflushed_bytes_max: u64::MAX, flush_bytes_max: None };
+        let limits = Limits {
+            slots: BUFFERS,
+            slot_size,
+            unflushed_bytes_max: u64::MAX,
+            flush_bytes_max: None,
+            copies_max: INVENTORY_MAX,
+        };
         let (daemon, flusher) = Daemon::new(started, limits);
         let mut process = Process { daemon, flusher, pool, requests: 0, epoch: 0 };
         process.work();

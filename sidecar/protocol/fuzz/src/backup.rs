@@ -13,7 +13,7 @@ use tailwind_protocol::ids::{BootId, Claim, EPOCH_MAX, Epoch, Generation, LogId,
 use tailwind_protocol::inventory::check_page;
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyReport, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory,
+    Caller, CloseRequest, CopyReport, DropRequest, FenceRequest, FetchRequest, FlushRequest, INVENTORY_MAX, Inventory,
     InventoryRequest, OpenRequest, Purpose, TrimRequest,
 };
 use tailwind_protocol::scan::Tail;
@@ -469,6 +469,7 @@ fn start(found: Found) -> (Backup, Vec<Output>) {
         slot_size,
         unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size),
         flush_bytes_max: None,
+        copies_max: INVENTORY_MAX,
     };
     Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found)
 }

@@ -150,16 +150,21 @@ impl Backup {
     }
 
     /// Refuses another copy where an inventory has no room for it: no sidecar would read it to its end, and this backup could not
-    /// take part in a promotion any more. Images may take some more places than appends, because they repair.
+    /// take part in a promotion any more. Or where the memory of this process has none: it would be killed, with its buffers. Images may take some more places than appends, because they repair.
     fn check_inventory(&self, request: &OpenRequest) -> Result<(), Refusal> {
         let segment = request.identity.segment;
         let more = self.installs.keys().filter(|image| !self.copies.contains_key(image)).count();
         let kept = if request.purpose == Purpose::Append { INVENTORY_FOR_IMAGES } else { 0 };
         let is_new = !self.copies.contains_key(&segment) && !self.installs.contains_key(&segment);
-        if is_new && self.copies.len() + more + kept >= INVENTORY_MAX {
+        let max = self.limits.copies_max;
+        if is_new && self.copies.len() + more + kept >= max {
+            let (can, more) = match max {
+                INVENTORY_MAX.. => ("can list", ""),
+                _ => ("has, by its memory limit, room for", "more memory or "),
+            };
             let why = format!(
-                "backup {} holds {} segments and can list {INVENTORY_MAX}, with {INVENTORY_FOR_IMAGES} kept for repairs; trim \
-                 the log, or give it larger segments (--segment-size)",
+                "backup {} holds {} segments and {can} {max}, with {INVENTORY_FOR_IMAGES} kept for repairs; trim the log, or \
+                 give it {more}larger segments (--segment-size)",
                 self.member,
                 self.copies.len(),
             );

@@ -24,6 +24,8 @@ pub struct Limits {
     pub unflushed_bytes_max: u64,
     /// Most bytes that the flush folder may hold once everything lent is on disk. `None`: as many as the disk takes.
     pub flush_bytes_max: Option<u64>,
+    /// Most copies that it holds: [`INVENTORY_MAX`](crate::rpc::INVENTORY_MAX), or fewer where its memory has room for fewer.
+    pub copies_max: usize,
 }
 
 /// What must survive the loss of all memory; kept on disk, fsynced before a promise is reported.

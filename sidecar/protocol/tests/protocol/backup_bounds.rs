@@ -7,8 +7,8 @@ use tailwind_protocol::config::{CLAIMS_KEPT, Durability};
 use tailwind_protocol::ids::{BootId, Claim, EPOCH_MAX, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyReport, CopyState, DROP_MAX, DropRequest, FenceRequest, FlushRequest, OpenRequest,
-    Purpose, Refusal, TrimRequest,
+    Caller, CloseRequest, CopyReport, CopyState, DROP_MAX, DropRequest, FenceRequest, FlushRequest, INVENTORY_MAX,
+    OpenRequest, Purpose, Refusal, TrimRequest,
 };
 
 fn caller(epoch: u64) -> Caller {
@@ -29,8 +29,13 @@ fn started(found: Found) -> Backup {
 }
 
 fn start(found: Found) -> (Backup, Vec<Output>) {
-    let limits =
-        Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX, flush_bytes_max: None };
+    let limits = Limits {
+        slots: 4,
+        slot_size: SegmentSize::MIN.bytes(),
+        unflushed_bytes_max: u64::MAX,
+        flush_bytes_max: None,
+        copies_max: INVENTORY_MAX,
+    };
     Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found)
 }
 

@@ -8,7 +8,7 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, Inventory, OpenRequest, Purpose, Refusal,
+    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, INVENTORY_MAX, Inventory, OpenRequest, Purpose, Refusal,
 };
 use tailwind_protocol::scan::Tail;
 
@@ -41,6 +41,7 @@ impl Fixture {
             slot_size,
             unflushed_bytes_max: u64::from(unflushed_slots_max * slot_size),
             flush_bytes_max: None,
+            copies_max: INVENTORY_MAX,
         };
         let (backup, out) = Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found);
         let mut fixture = Fixture { backup, requests: 0, tail, sound, out: Vec::new() };

@@ -67,11 +67,21 @@ fn caller() -> Caller {
 
 /// A backup that holds so many closed segments of one record each.
 fn large(copies: u64) -> Backup {
+    bounded(copies, INVENTORY_MAX)
+}
+
+/// The same, with memory for so many.
+fn bounded(copies: u64, copies_max: usize) -> Backup {
     let promise = Promise { log: Some(LOG), epoch: LED, claim: Some(Claim(5)), ..Promise::default() };
     let files: Vec<_> = (1..=copies).map(|n| (identity(n, LED.0), closure(n, n))).collect();
     let found = Found { promise, owed: files.clone(), files, ..Found::default() };
-    let limits =
-        Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX, flush_bytes_max: None };
+    let limits = Limits {
+        slots: 4,
+        slot_size: SegmentSize::MIN.bytes(),
+        unflushed_bytes_max: u64::MAX,
+        flush_bytes_max: None,
+        copies_max,
+    };
     Backup::start(caller().group, name("m1"), BootId(1), limits, found).0
 }
 
@@ -113,21 +123,36 @@ fn largest_inventory_is_read_in_pages() {
     println!("{COPIES} copies: assembled in {assembled:?}, with two plans in {:?}", started.elapsed());
 }
 
+/// Asks for a buffer. If there is none, the backup says why.
+fn open(backup: &mut Backup, segment: u64, epoch: u64, purpose: Purpose) -> Result<(), String> {
+    let (mut out, identity) = (Vec::new(), identity(segment, epoch));
+    let request = OpenRequest { caller: caller(), identity, purpose, durability: Durability::Memory };
+    backup.step(Input::Request(RequestId(1), Request::Open(request)), &mut out);
+    match out.pop() {
+        Some(Output::Lend(..)) => Ok(()),
+        Some(Output::Reply(_, Reply::Refused(Refusal::RetryLater { why, .. }))) => Err(why),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A backup that is killed for memory takes its buffers with it, and all members hold the same segments.
+#[test]
+fn backup_lends_no_more_than_its_memory_has_room_for() {
+    const COPIES_MAX: usize = INVENTORY_FOR_IMAGES + 10;
+    let mut backup = bounded(9, COPIES_MAX);
+    page(&mut backup, None);
+    assert_eq!(open(&mut backup, 10, FENCED.0, Purpose::Append), Ok(()));
+    let why = open(&mut backup, 11, FENCED.0, Purpose::Append).unwrap_err();
+    assert!(why.contains("holds 10 segments and has, by its memory limit, room for 4106, with 4096 kept"), "{why}");
+    assert!(why.contains("trim the log, or give it more memory"), "{why}");
+    assert_eq!(open(&mut backup, 11, LED.0, Purpose::Install), Ok(()), "what repairs has places of its own");
+}
+
 /// More than it can list could not be recovered from it: appends wait until the log is trimmed, and what repairs has some places
 /// of its own.
 #[test]
 fn backup_lends_no_more_than_its_inventory_can_list() {
     const APPENDED: u64 = (INVENTORY_MAX - INVENTORY_FOR_IMAGES) as u64;
-    let open = |backup: &mut Backup, segment, epoch, purpose| {
-        let (mut out, identity) = (Vec::new(), identity(segment, epoch));
-        let request = OpenRequest { caller: caller(), identity, purpose, durability: Durability::Memory };
-        backup.step(Input::Request(RequestId(1), Request::Open(request)), &mut out);
-        match out.pop() {
-            Some(Output::Lend(..)) => Ok(()),
-            Some(Output::Reply(_, Reply::Refused(Refusal::RetryLater { why, .. }))) => Err(why),
-            other => panic!("{other:?}"),
-        }
-    };
     let mut backup = large(APPENDED - 1);
     page(&mut backup, None);
     assert_eq!(open(&mut backup, APPENDED, FENCED.0, Purpose::Append), Ok(()));

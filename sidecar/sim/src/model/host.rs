@@ -11,6 +11,7 @@ use tailwind_protocol::backup::{
 use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, Position, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::rpc::INVENTORY_MAX;
 use tailwind_protocol::scan::{Scanner, Tail, scan, verify};
 
 use super::scenario::Wrong;
@@ -169,6 +170,7 @@ impl Host {
             slot_size,
             unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size),
             flush_bytes_max: None,
+            copies_max: INVENTORY_MAX,
         };
         let (backup, out) = Backup::start(drive.group.clone(), self.name.clone(), self.boot, limits, found);
         self.machine = Some(backup);

@@ -16,7 +16,7 @@ use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_protocol::rpc::PullRequest;
+use tailwind_protocol::rpc::{INVENTORY_MAX, PullRequest};
 
 use super::daemon::cost;
 use super::fabric::Key;
@@ -165,7 +165,13 @@ impl Host {
             was: None,
             life: 0,
             running: Running::Down,
-            limits: Limits { slots: plan.slots, slot_size, unflushed_bytes_max, flush_bytes_max: plan.flush_bytes_max },
+            limits: Limits {
+                slots: plan.slots,
+                slot_size,
+                unflushed_bytes_max,
+                flush_bytes_max: plan.flush_bytes_max,
+                copies_max: INVENTORY_MAX,
+            },
             process: None,
             inbox: VecDeque::new(),
             working: false,
