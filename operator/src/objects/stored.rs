@@ -14,6 +14,9 @@ use tailwind_crds::names::API_GROUP;
 
 use crate::planted::{self, Bug};
 
+/// The last field of a budget. See [`disruption`](super::disruption).
+const EVICTION_POLICY: &str = "spec.unhealthyPodEvictionPolicy";
+
 /// Where an object differs from what is wanted of it; nothing if it has all of that, whatever else it has.
 pub(crate) fn difference(existing: &DynamicObject, wanted: &DynamicObject) -> Option<String> {
     let mut labels = wanted.labels().iter();
@@ -40,9 +43,11 @@ fn differs(wanted: &Value, existing: &Value, at: &str) -> Option<String> {
     }
 }
 
-/// The field in which an object is not as it was written a moment ago.
+/// The field in which an object is not as it was written a moment ago. Where the cluster lets pods that are not ready be evicted in
+/// any case, that is its decision: were a budget with it no good, nothing would leave, and drains would wait for that without end.
 pub fn altered(written: &DynamicObject, stored: &DynamicObject) -> Option<String> {
-    difference(stored, written).filter(|_| !planted::has(Bug::TrustsAdmission))
+    let altered = difference(stored, written).filter(|field| field != EVICTION_POLICY);
+    altered.filter(|_| !planted::has(Bug::TrustsAdmission))
 }
 
 /// What a pod has lost on its way that the operator knows it by.

@@ -70,7 +70,7 @@ pub(crate) fn admission() -> impl Strategy<Value = Admission> {
 impl Admission {
     /// Whether nothing but a person can help.
     pub(crate) fn is_in_the_way(&self) -> bool {
-        self.strips.is_some() || self.changes_budget()
+        self.strips.is_some() || self.budget == Some(Budget::Loose)
     }
 
     /// Whether budgets are not what the operator writes.
