@@ -55,5 +55,6 @@ fn dead_member_is_not_counted() {
     cluster.node(&node, "start").unwrap();
     let healed = group.wait_until_whole(3).unwrap();
     assert!(claims_three_copies(&healed), "{}", healed["status"]);
-    group.finish(&outage_and(&["memory is lost"])).unwrap();
+    // Where a busy machine has a second member count as silent, too few are left for a while.
+    group.finish(&outage_and(&["memory is lost", "too few members are left"])).unwrap();
 }
