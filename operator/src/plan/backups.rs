@@ -521,7 +521,10 @@ impl<'a> Planner<'a> {
         // The drain of a cordoned node would wait for the operator without end.
         let all_stay = self.observed.group.spec.node_maintenance.on_cordon == OnCordon::Stay;
         let stays = |backup: &&BackupPod| all_stay && backup.node_closed && !backup.leaves_node();
-        let stays = self.alive.iter().any(|backup| backup.tolerates_node || stays(backup));
+        // While another one moves, its successor comes first; and a single backup is never let go for that.
+        let moves = self.alive.iter().any(|backup| backup.member && backup.leaves_node());
+        let tolerates = self.alive.iter().any(|backup| backup.member && backup.tolerates_node);
+        let stays = tolerates && !moves && self.wanted > 1 || self.alive.iter().any(stays);
         match () {
             () if is_any_damaged(self.state) && !planted::has(Bug::EvictsBesideDamage) => Exit::Never,
             () if is_any_quarantined(self.state) && !planted::has(Bug::EvictsQuarantined) => Exit::Never,
