@@ -32,8 +32,14 @@ const NOW: &str = "2026-06-01T12:00:00Z";
 const PRIMARY_IP: &str = "10.0.0.1";
 /// Rounds in which every world must have come to rest: each pod moves once, and each move takes some five rounds.
 const ROUNDS_MAX: u32 = 200;
-/// All segments of the log, a bit for each.
-const WHOLE: u8 = 0b1111;
+/// The segments that the log has at the start, a bit for each.
+const WHOLE: u16 = 0b1111;
+/// Most that it ever has.
+const SEGMENTS_MAX: usize = 12;
+/// Segments that a newcomer gets in a round.
+const FILLED_AT_ONCE: u32 = 2;
+/// Rounds for which a pod is cut off from the primary.
+const CUT_OFF_ROUNDS: u32 = 4;
 const LOG_ID: &str = "00";
 
 /// The state of a pod at the start.
@@ -43,7 +49,7 @@ struct Start {
     old: bool,
     state: u8,
     /// Segments that it lacks: as a member it reports them as damaged, otherwise it left before they were written.
-    lacks: u8,
+    lacks: u16,
     quarantined: u8,
     /// It lost its memory and has a new identity, and the set does not know yet.
     emptied: bool,
@@ -55,7 +61,7 @@ struct Start {
 #[derive(Clone, Copy, Debug, Default)]
 struct Copy {
     boot: u8,
-    segments: u8,
+    segments: u16,
     quarantined: u8,
     silent: bool,
 }
@@ -104,6 +110,10 @@ struct Begin {
     left_alone: Option<(u32, Why)>,
     /// What admission makes of what the operator writes.
     admission: Admission,
+    /// The app appends, a segment in each round in which all members can be reached; and newcomers are filled step by step.
+    appends: bool,
+    /// The primary does not reach this pod from this round on, for a while. The operator does.
+    cut_off: Option<(usize, u32)>,
 }
 
 /// Why a group is left alone.
@@ -145,10 +155,10 @@ fn begin() -> impl Strategy<Value = Begin> {
             any::<bool>(),
             prop::option::weighted(0.2, (0..8_u32, prop_oneof![Just(Why::Paused), Just(Why::Invalid)])),
         ),
-        admission(),
+        (admission(), any::<bool>(), prop::option::weighted(0.2, (0..7_usize, 0..10_u32))),
     )
         .prop_map(
-            |(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, spec, admission)| {
+            |(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, spec, world)| {
                 Begin {
                     backups,
                     min_in_sync: min_in_sync.map(|least| least.min(backups)),
@@ -176,7 +186,9 @@ fn begin() -> impl Strategy<Value = Begin> {
                     unclaimed: spec.1 && disks.0,
                     retains: spec.2 && disks.0,
                     left_alone: spec.3,
-                    admission,
+                    admission: world.0,
+                    appends: world.1,
+                    cut_off: world.2,
                 }
             },
         )
@@ -209,6 +221,11 @@ struct World {
     healthy: BTreeSet<String>,
     /// It has not observed the newest budget: nobody is evicted.
     unobserved: bool,
+    appends: bool,
+    /// The segments of the log: each of them was acknowledged.
+    written: u16,
+    /// The pod that the primary does not reach.
+    cut_off: Option<String>,
     admission: Admission,
     /// The budget as the operator wrote it last.
     asked: Option<Value>,
@@ -311,6 +328,9 @@ impl World {
             late: begin.late.then(BTreeMap::new),
             healthy: BTreeSet::new(),
             unobserved: false,
+            appends: begin.appends,
+            written: WHOLE,
+            cut_off: None,
             admission: begin.admission,
             asked: None,
             to_evict: None,
@@ -381,7 +401,7 @@ impl World {
                 return (name, Err("no answer within 2 s".to_owned()));
             }
             let holds = copy.segments != 0 || is_named && copy.boot == 0;
-            let lacks = (WHOLE & !copy.segments).count_ones();
+            let lacks = (self.written & !copy.segments).count_ones();
             let report = BackupReport {
                 boot: copy.boot.to_string(),
                 log: holds.then(|| LOG_ID.to_owned()),
@@ -413,16 +433,17 @@ impl World {
     }
 
     /// In how many places each segment is: at pods that run and have not been asked to end, and on disks.
-    fn places(&self) -> [usize; 4] {
+    fn places(&self) -> [usize; SEGMENTS_MAX] {
         let runs = |pod: &&Pod| !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
         let running: BTreeSet<String> = self.observed.backups.iter().filter(runs).map(ResourceExt::name_any).collect();
         let holds = |name: &String| running.contains(name) || self.has_claim(name);
-        let held: Vec<u8> = self.copies.iter().filter(|(name, _)| holds(name)).map(|(_, copy)| copy.segments).collect();
+        let held: Vec<u16> =
+            self.copies.iter().filter(|(name, _)| holds(name)).map(|(_, copy)| copy.segments).collect();
         std::array::from_fn(|segment| held.iter().filter(|segments| **segments & 1 << segment != 0).count())
     }
 
     /// The operator has let a pod go: every segment is in as many places as an append needs, or in no fewer than before.
-    fn judge(&self, before: [usize; 4], how: &str) {
+    fn judge(&self, before: [usize; SEGMENTS_MAX], how: &str) {
         for (segment, (after, before)) in self.places().into_iter().zip(before).enumerate() {
             let least = before.min(self.floor());
             assert!(after >= least, "{how}: segment {segment} was in {before} places, and is in {after}");
@@ -741,7 +762,9 @@ impl World {
             return;
         }
         let floor = self.floor();
-        let holders = self.holders();
+        let cut_off = self.cut_off.clone();
+        let is_reached = |name: &String| cut_off.as_ref() != Some(name);
+        let holders: BTreeSet<String> = self.holders().into_iter().filter(is_reached).collect();
         let status = self.observed.group.status.as_ref().unwrap();
         let wanted = usize::from(status.members_wanted.unwrap_or(self.observed.group.spec.backups));
         let ready: Vec<String> = self
@@ -750,24 +773,52 @@ impl World {
             .iter()
             .filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
             .map(ResourceExt::name_any)
+            .filter(is_reached)
             .collect();
         let sound = holders.iter().fold(0, |sound, name| sound | self.copies[name].segments);
         for name in &holders {
-            // One segment at a time.
-            let segments = &mut self.copies.get_mut(name).unwrap().segments;
-            let missing = sound & !*segments;
-            *segments |= missing & missing.wrapping_neg();
+            self.fill(name, sound, 1);
         }
+        let (written, appends) = (self.written, self.appends);
         let Some(members) = self.log() else { return };
         if holders.len() >= floor {
             members.retain(|member| holders.contains(&member.name));
         }
+        // An ack needs every member.
+        let all_reached = members.len() >= floor && members.iter().all(|member| holders.contains(&member.name));
+        let is_missing = members.len() < wanted;
         let fresh = ready.into_iter().find(|name| members.iter().all(|member| member.name != *name));
         // Nobody is filled with a log that nobody has.
-        if let Some(name) = fresh.filter(|_| members.len() < wanted && !holders.is_empty() && sound == WHOLE) {
-            let boot = self.copies[&name].boot.to_string();
-            self.copies.get_mut(&name).unwrap().segments = WHOLE;
-            self.log().unwrap().push(LogMember { name, boot, control: "x".to_owned() });
+        if let Some(name) = fresh.filter(|_| is_missing && !holders.is_empty() && sound == written) {
+            self.fill(&name, sound, if appends { FILLED_AT_ONCE } else { u32::MAX });
+            let copy = self.copies[&name];
+            if copy.segments == written {
+                self.log().unwrap().push(LogMember { name, boot: copy.boot.to_string(), control: "x".to_owned() });
+            }
+        }
+        if appends && all_reached && written.count_ones() < SEGMENTS_MAX as u32 {
+            self.append();
+        }
+    }
+
+    fn append(&mut self) {
+        let next = 1 << self.written.trailing_ones();
+        self.written |= next;
+        for member in self.log().unwrap().clone() {
+            self.copies.get_mut(&member.name).unwrap().segments |= next;
+        }
+    }
+
+    /// Gives a backup so many of the segments that it lacks.
+    fn fill(&mut self, name: &str, sound: u16, segments_max: u32) {
+        let segments = &mut self.copies.get_mut(name).unwrap().segments;
+        for _ in 0..segments_max {
+            let missing = sound & !*segments;
+            if missing == 0 {
+                break;
+            }
+            *segments |= missing & missing.wrapping_neg();
+            self.has_acted = true;
         }
     }
 
@@ -883,6 +934,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         && !begin.lost
         && begin.left_alone.is_none()
         && begin.hibernates.is_none()
+        && begin.cut_off.is_none()
         && !begin.admission.is_in_the_way()
         && !begin.admission.changes_budget()
         && !begin.admission.tolerates
@@ -898,6 +950,8 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
             world.observed.app.clear();
         }
         world.leave_alone(begin, round);
+        let is_cut_off = |(_, from): &(usize, u32)| (*from..from + CUT_OFF_ROUNDS).contains(&round);
+        world.cut_off = begin.cut_off.filter(is_cut_off).map(|(index, _)| format!("orders-backup-p{index}"));
         let plan = world.plan();
         world.check(&plan);
         // In the first round there is no budget yet.
@@ -912,7 +966,8 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
             || begin.restarts.is_some_and(|at| round <= at)
             || begin.hibernates.is_some_and(|at| round <= at)
             || begin.drained && round <= begin.drained_from
-            || begin.left_alone.is_some_and(|(from, _)| round <= from + 3);
+            || begin.left_alone.is_some_and(|(from, _)| round <= from + 3)
+            || begin.cut_off.is_some_and(|(_, from)| round <= from + CUT_OFF_ROUNDS);
         quiet = if world.has_acted || more_happens || world.observed.group.status != before { 0 } else { quiet + 1 };
         // Longer than any patience that is measured in rounds of a minute. What is refused is retried without end.
         if quiet > 6 || begin.refuses && round > 40 {
@@ -1016,6 +1071,8 @@ fn rolling(begin: Begin) -> Begin {
         hibernates: None,
         left_alone: None,
         admission: Admission::default(),
+        appends: false,
+        cut_off: None,
         ..only_drained(begin)
     }
 }
