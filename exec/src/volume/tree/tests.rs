@@ -20,7 +20,7 @@ fn tree(one: &str, two: &str) -> Tree {
 
 fn follow(tree: &mut Tree, events: &[(&str, What)]) {
     for (name, what) in events {
-        tree.follow(at(name), *what).for_each(drop);
+        tree.on_event(at(name), *what).for_each(drop);
     }
     tree.followed();
 }
