@@ -25,7 +25,7 @@ impl AppendLoopHandle {
     /// that is gone ends the process elsewhere.
     pub fn send(&self, command: Command) {
         let sent = match self.commands.try_send(command) {
-            Err(TrySendError::Full(command)) => wait_apart(|| self.commands.send(command)).is_ok(),
+            Err(TrySendError::Full(command)) => wait_apart(|| self.commands.send(command).is_ok()),
             sent => sent.is_ok(),
         };
         if sent {
