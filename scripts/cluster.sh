@@ -14,7 +14,7 @@ others=("${@:2}")
 NODES=4
 KEPT_LABEL=tailwind.test/kept
 # The test that needs a sidecar of an earlier commit, which takes minutes to build.
-EARLIER_TEST=builds_of_different_ages_work_together
+EARLIER_TEST=skew::builds_of_different_ages_work_together
 LOGS=target/check/cluster
 
 work=
