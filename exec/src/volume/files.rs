@@ -245,6 +245,13 @@ impl Effects {
         self.all().any(|effect| effect.is_opening(number))
     }
 
+    /// Threads that are in the midst of it may have opened these.
+    pub(crate) fn may_open(&mut self, numbers: impl Iterator<Item = Number> + Clone) {
+        for opens in self.all_mut().filter_map(|effect| effect.opens.as_mut()) {
+            opens.extend(numbers.clone());
+        }
+    }
+
     /// The effect of a thread's calls since it was last stopped.
     pub(crate) fn of(&mut self, thread: Thread, infos: &mut proc::Infos) -> &mut Effect {
         self.threads.entry(thread).or_insert_with(|| Effect { began: infos.began(thread), ..Effect::default() })

@@ -29,7 +29,7 @@ const LOOKS_AT_ONCE: usize = 256;
 
 impl Volume {
     /// Follows the queue of events until the names are all known, and those of one moment. An event that was taken does not come
-    /// again, so whatever goes wrong here is for good.
+    /// again, so what goes wrong here is for good.
     pub(super) fn settle(&mut self) -> Result<(), Refusal> {
         self.or_lose(Volume::follow_events)
     }
@@ -40,8 +40,8 @@ impl Volume {
         loop {
             self.follow_read(&mut relisted)?;
             self.look_at_unsure()?;
-            let is_floating = self.tree.is_floating() && self.is_floating()?;
-            if is_floating {
+            let awaits_renames = self.awaits_renames()?;
+            if awaits_renames {
                 std::thread::sleep(Duration::from_micros(50));
             } else if !self.tree.is_ahead() {
                 break;
@@ -51,7 +51,7 @@ impl Volume {
                 Event::At(at, what) => self.tree.contradicts(at, *what),
                 Event::Overflow | Event::Unmounted => true,
             };
-            if !is_floating && !self.watch.events().iter().any(contradicts) {
+            if !awaits_renames && !self.watch.events().iter().any(contradicts) {
                 break;
             }
             if began.elapsed() > SETTLE_TIME {
@@ -108,23 +108,22 @@ impl Volume {
 
     /// Any file may have been opened, written to or closed.
     fn suspect_all(&mut self) {
-        for opens in self.effects.all_mut().filter_map(|effect| effect.opens.as_mut()) {
-            opens.extend(self.files.keys());
-        }
+        self.effects.may_open(self.files.keys().copied());
         self.files.values_mut().for_each(File::suspect);
         // The root's own mode is not kept.
         self.modes.extend(self.known.keys().filter(|number| **number != Number::ROOT));
     }
 
     fn opened(&mut self, number: Number) {
-        for opens in self.effects.all_mut().filter_map(|effect| effect.opens.as_mut()) {
-            opens.insert(number);
-        }
+        self.effects.may_open(std::iter::once(number));
         self.with(number, File::suspect);
     }
 
     /// Whether the second event of a rename is still to come. If not, what was renamed has left the volume.
-    fn is_floating(&mut self) -> Result<bool, Refusal> {
+    fn awaits_renames(&mut self) -> Result<bool, Refusal> {
+        if !self.tree.is_floating() {
+            return Ok(false);
+        }
         let due: Vec<Number> = self.tree.floating(RENAME_TIME).collect();
         for number in due {
             if self.is_here(number) {

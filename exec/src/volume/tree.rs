@@ -74,8 +74,10 @@ pub(crate) struct Tree {
     touched: BTreeSet<At>,
     /// Names to look at.
     unsure: BTreeSet<At>,
-    /// Names that are as they were seen, and directories whose names are: later than the events that were followed.
-    ahead: (BTreeSet<At>, BTreeSet<Number>),
+    /// Names that were seen later than the events that were followed.
+    seen: BTreeSet<At>,
+    /// Directories that were listed later than those.
+    listed: BTreeSet<Number>,
     /// On the way from one name to another.
     floating: Vec<Floating>,
     /// Names that were the last ones of their files.
@@ -194,7 +196,7 @@ impl Tree {
 
     /// It has been looked up.
     pub(crate) fn set(&mut self, at: At, found: Option<Entry>) {
-        self.ahead.0.insert(at.clone());
+        self.seen.insert(at.clone());
         if self.entry(&at) == found {
             return;
         }
@@ -213,29 +215,29 @@ impl Tree {
 
     /// The names of a directory are listed.
     pub(crate) fn list(&mut self, directory: Number) {
-        self.ahead.1.insert(directory);
+        self.listed.insert(directory);
     }
 
     /// Whether names have been looked at since the last event was followed.
     pub(crate) fn is_ahead(&self) -> bool {
-        !self.ahead.0.is_empty() || !self.ahead.1.is_empty()
+        !self.seen.is_empty() || !self.listed.is_empty()
     }
 
     fn is_name_ahead(&self, at: &At) -> bool {
-        self.ahead.0.contains(at) || self.ahead.1.contains(&at.0)
+        self.seen.contains(at) || self.listed.contains(&at.0)
     }
 
     /// Whether an event that has not been followed is of a name that may have been seen after it. With a list, any name may
     /// have come from the directory before it was watched.
     pub(crate) fn contradicts(&self, at: &At, what: What) -> bool {
         let names = !matches!(what, What::Opened | What::Closed | What::Attributes);
-        names && (self.is_name_ahead(at) || !self.ahead.1.is_empty())
+        names && (self.is_name_ahead(at) || !self.listed.is_empty())
     }
 
     /// All events that were queued before the last look have been followed.
     pub(crate) fn followed(&mut self) {
-        self.ahead.0.clear();
-        self.ahead.1.clear();
+        self.seen.clear();
+        self.listed.clear();
     }
 
     /// Takes one event.
@@ -297,7 +299,7 @@ impl Tree {
             // Whoever looks at it finds out all of it.
             Some(Entry::Unknown { .. } | Entry::Ignored) => None,
             // It was the only name of its file, which nobody misses; it went before a list was made, or while it was.
-            None if !self.linked && (self.departed.contains(at) || self.ahead.1.contains(&at.0)) => None,
+            None if !self.linked && (self.departed.contains(at) || self.listed.contains(&at.0)) => None,
             None => Some(None),
         }
     }

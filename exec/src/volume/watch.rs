@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::{Errno, ioctl_fionread};
@@ -14,14 +15,13 @@ use crate::record::{Name, Number};
 /// Room for a few hundred events.
 const BUFFER: usize = 16 << 10;
 
-/// `struct inotify_event` before the name, which ends in zeros.
-const HEADER: usize = 16;
-const EVENT_MAX: usize = HEADER + 256;
+/// Bytes of an event at least: `struct inotify_event` without a name.
+const EVENT_MIN: u64 = 16;
 
 pub(crate) struct Watch {
     inotify: OwnedFd,
     directories: HashMap<i32, Number>,
-    buffer: Box<[u8]>,
+    buffer: Box<[MaybeUninit<u8>]>,
     /// What has been read and not taken.
     events: Vec<Event>,
 }
@@ -43,7 +43,8 @@ impl Watch {
             ),
             errno => errno.into(),
         })?;
-        Ok(Watch { inotify, directories: HashMap::new(), buffer: vec![0; BUFFER].into(), events: Vec::new() })
+        let buffer = vec![MaybeUninit::uninit(); BUFFER].into();
+        Ok(Watch { inotify, directories: HashMap::new(), buffer, events: Vec::new() })
     }
 
     /// Watches a directory from now on. What happened in it before is for a list to tell.
@@ -79,66 +80,39 @@ impl Watch {
 
     /// Reads what is queued now. A program may queue more without end.
     pub(crate) fn read(&mut self) -> io::Result<()> {
-        let mut queued = None;
-        loop {
-            let read = match rustix::io::read(&self.inotify, &mut self.buffer[..]) {
-                Ok(read) => read,
-                Err(Errno::AGAIN) => return Ok(()),
+        let mut left = ioctl_fionread(&self.inotify)? / EVENT_MIN;
+        let mut reader = inotify::Reader::new(self.inotify.as_fd(), &mut self.buffer);
+        while left > 0 || !reader.is_buffer_empty() {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
             };
-            let mut rest = &self.buffer[..read];
-            while let Some((event, after)) = split_event(rest) {
-                rest = after;
-                self.events.extend(take(&mut self.directories, &event));
+            left = left.saturating_sub(1);
+            let flags = event.events();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                self.events.push(Event::Overflow);
+                continue;
             }
-            if read + EVENT_MAX <= self.buffer.len() {
-                // It would have taken another one.
-                return Ok(());
+            if flags.contains(ReadFlags::UNMOUNT) {
+                self.events.push(Event::Unmounted);
+                continue;
             }
-            queued = match queued {
-                None => Some(ioctl_fionread(&self.inotify)? as usize),
-                Some(queued) => Some(queued.saturating_sub(read)),
-            };
-            if queued == Some(0) {
-                return Ok(());
+            if flags.contains(ReadFlags::IGNORED) {
+                // The directory is gone. Its number of a watch is not used again.
+                self.directories.remove(&event.wd());
+                continue;
+            }
+            let Some(what) = what(flags, event.cookie()) else { continue };
+            // An event of a directory itself has no name: its parent's watch has the same one.
+            let name = event.file_name().and_then(|name| Name::new(name.to_bytes()));
+            if let (Some(&directory), Some(name)) = (self.directories.get(&event.wd()), name) {
+                self.events.push(Event::At((directory, name), what));
             }
         }
+        Ok(())
     }
-}
-
-struct Read<'a> {
-    watch: i32,
-    flags: ReadFlags,
-    cookie: u32,
-    name: &'a [u8],
-}
-
-fn split_event(bytes: &[u8]) -> Option<(Read<'_>, &[u8])> {
-    let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
-    let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-    let (name, rest) = rest.split_at_checked(word(12) as usize)?;
-    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    let flags = ReadFlags::from_bits_retain(word(4));
-    Some((Read { watch: word(0).cast_signed(), flags, cookie: word(8), name: &name[..end] }, rest))
-}
-
-fn take(directories: &mut HashMap<i32, Number>, event: &Read<'_>) -> Option<Event> {
-    if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-        return Some(Event::Overflow);
-    }
-    if event.flags.contains(ReadFlags::UNMOUNT) {
-        return Some(Event::Unmounted);
-    }
-    if event.flags.contains(ReadFlags::IGNORED) {
-        // The directory is gone. Its number of a watch is not used again.
-        directories.remove(&event.watch);
-        return None;
-    }
-    let what = what(event.flags, event.cookie)?;
-    // An event of a directory itself has no name: its parent's watch has the same one.
-    let name = Name::new(event.name)?;
-    Some(Event::At((*directories.get(&event.watch)?, name), what))
 }
 
 fn what(flags: ReadFlags, cookie: u32) -> Option<What> {

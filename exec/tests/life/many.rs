@@ -177,7 +177,7 @@ os.kill(os.getpid(), 9)
 "#;
 
 #[test]
-fn folders_that_move_while_the_volume_is_listed_keep_their_files() {
+fn folders_moved_during_a_list_keep_their_files() {
     let place = Place::in_memory();
     let sidecar = Sidecar::start(place.path());
     assert_eq!(place.run_python(&sidecar, &[], MOVE_FOLDERS), (KILLED, "moved\n".to_owned()));
