@@ -138,8 +138,7 @@ impl Fault {
                 group.start_sidecar(primary)?;
             }
             BackupIsKilled => {
-                let members = group.wait_for_full_set()?;
-                let victim = members[random.below(members.len() as u64) as usize];
+                let victim = any_member(group, random)?;
                 group.kill_backup(victim)?;
                 load();
                 group.start_backup(victim)?;
@@ -198,23 +197,23 @@ impl Fault {
                 hosts.connect(host)?;
                 group.start_sidecar(primary)?;
             }
-            StandbyIsCutOff => {
-                let (hosts, host) = (group.hosts()?, Process::Sidecar(other));
-                hosts.cut_off(host)?;
-                load();
-                hosts.connect(host)?;
-            }
-            MemberIsCutOff => {
-                let members = group.wait_for_full_set()?;
-                let member = members[random.below(members.len() as u64) as usize];
-                let (hosts, host) = (group.hosts()?, Process::Backup(member));
-                hosts.cut_off(host)?;
-                load();
-                hosts.connect(host)?;
-            }
+            StandbyIsCutOff => cut_off_for_a_while(group, Process::Sidecar(other), load)?,
+            MemberIsCutOff => cut_off_for_a_while(group, Process::Backup(any_member(group, random)?), load)?,
         }
         Ok(())
     }
+}
+
+fn any_member(group: &Group, random: &mut Random) -> Result<usize> {
+    let members = group.wait_for_full_set()?;
+    Ok(members[random.below(members.len() as u64) as usize])
+}
+
+fn cut_off_for_a_while(group: &Group, process: Process, mut load: impl FnMut()) -> Result<()> {
+    let hosts = group.hosts()?;
+    hosts.cut_off(process)?;
+    load();
+    hosts.connect(process)
 }
 
 /// Setup of a group for such tests: a frozen process is replaced, but not one that is slow only because the machine is busy.
