@@ -34,9 +34,9 @@ pub enum Bug {
     EvictsBesideRemoval,
     /// A pod leaves a cordoned node although it tolerates that.
     LeavesTolerated,
-    /// Whether pods that are not ready may be evicted is left to whoever changes the budget.
+    /// Whether pods that are not ready may be evicted is left to admission.
     LeavesPolicyOpen,
-    /// What is stored counts as what was written, whatever admission has made of it.
+    /// What is stored counts as what was written.
     TrustsAdmission,
 }
 

@@ -17,7 +17,7 @@ use crate::planted::{self, Bug};
 /// The last field of a budget. See [`disruption`](super::disruption).
 const EVICTION_POLICY: &str = "spec.unhealthyPodEvictionPolicy";
 
-/// Where an object differs from what is wanted of it; nothing if it has all of that, whatever else it has.
+/// Where an object differs from what is wanted of it; nothing if it has all of that. What it has beyond that does not count.
 pub(crate) fn difference(existing: &DynamicObject, wanted: &DynamicObject) -> Option<String> {
     let mut labels = wanted.labels().iter();
     let label = labels.find(|(label, value)| existing.labels().get(*label) != Some(value));

@@ -68,7 +68,7 @@ pub(crate) fn admission() -> impl Strategy<Value = Admission> {
 }
 
 impl Admission {
-    /// Whether nothing but a person can help.
+    /// Whether only an administrator can help.
     pub(crate) fn is_in_the_way(&self) -> bool {
         self.strips.is_some() || self.budget == Some(Budget::Loose)
     }

@@ -1,6 +1,6 @@
 //! The way from control to the append path: a bounded queue of commands, and the bell that the path sleeps beside.
 //!
-//! Held by the [`Context`](super::Context); whatever control tells the path goes through it.
+//! Held by the [`Context`](super::Context); all that control tells the path goes through it.
 
 use std::sync::mpsc::{SyncSender, TrySendError};
 

@@ -65,7 +65,7 @@ impl Fencing {
         self.config.members.iter().all(|member| self.has_reported(member))
     }
 
-    /// Members that answer, whatever they say.
+    /// Members that answer, no matter what.
     pub(super) fn reached(&self) -> usize {
         self.answers.values().filter(|answer| !matches!(answer, Err(Absence::Silent(_)))).count()
     }
