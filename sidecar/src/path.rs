@@ -249,6 +249,9 @@ impl AppendLoop {
     /// Passes on what the machine wants done.
     fn report(&mut self) {
         let RoleState::Leading(leading) = &mut self.state else { return };
+        if leading.has_nothing_to_report() {
+            return;
+        }
         let mut over = false;
         // What finds no room now stays with the log until a later turn.
         for (seat, why) in leading.failures(self.control.outputs.capacity()) {

@@ -173,6 +173,11 @@ impl Leading {
         self.log.appends().next().is_some_and(|(_, append)| append.end <= end)
     }
 
+    /// As after nearly every turn: no channel has failed, and the machine wants nothing done.
+    pub(super) fn has_nothing_to_report(&self) -> bool {
+        self.log.failures.is_empty() && self.log.outputs.is_empty()
+    }
+
     /// Up to so many channels that have failed.
     pub(super) fn failures(&mut self, most: usize) -> impl Iterator<Item = (Seat, ChannelError)> {
         let count = most.min(self.log.failures.len());
