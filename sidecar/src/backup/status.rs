@@ -119,6 +119,11 @@ pub(super) fn metrics(
     now.gauge("tailwind_backup_segments_lent", "Buffers lent now.", counts.lent);
     now.gauge("tailwind_backup_segments_recovered", "Open segments left by an older epoch.", counts.recovered);
     now.gauge("tailwind_backup_segments_closed", "Closed segments.", counts.closed);
+    now.gauge(
+        "tailwind_backup_segments_max",
+        "Most segments that may be lent, recovered or closed: at this bound appends wait.",
+        about.memory_bound.segments,
+    );
     now.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
     now.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
     now.gauge("tailwind_backup_doubtful", "1 when something is missing that cannot be named.", counts.doubtful);
