@@ -5,17 +5,21 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use anyhow::Result;
 use rustix::process::Signal;
 use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
-use tailwind_e2e::processes::group::Group;
+use tailwind_e2e::processes::group::{Group, Setup};
+use tailwind_e2e::processes::hosts::Hosts;
 use tailwind_e2e::processes::postgres::{PostgresClient, Servers, Writer};
 use tailwind_e2e::processes::process::run_to_end;
 
 /// Rounds of a test.
 const ROUNDS: u64 = 2;
+/// Rounds of the test of hosts.
+const ROUNDS_OF_HOSTS: u64 = 1;
 /// Rounds with one group. Its log is never trimmed.
 const ROUNDS_OF_A_GROUP: usize = 10;
 /// Clients that write, beside pgbench.
@@ -26,12 +30,24 @@ fn committed_transactions_stay() {
     if !is_root("postgres: committed_transactions_stay") {
         return;
     }
+    play(&Fault::OF_PROCESSES, ROUNDS, |test| setup(test, "shm", "1MiB"));
+}
+
+#[test]
+fn committed_transactions_outlive_their_host() {
+    if !is_root("postgres: committed_transactions_outlive_their_host") {
+        return;
+    }
+    play(&Fault::OF_HOSTS, ROUNDS_OF_HOSTS, |test| Hosts::provide(setup(test, "tcp", "1MiB")?));
+}
+
+fn play(faults: &[Fault], default_rounds: u64, setup: impl Fn(&TestContext) -> Result<Setup>) {
     // Another one each time.
-    let first = TestContext::start().random.below(Fault::OF_PROCESSES.len() as u64) as usize;
-    let mut faults = Fault::OF_PROCESSES.into_iter().cycle().skip(first).take(rounds(ROUNDS) as usize).peekable();
+    let first = TestContext::start().random.below(faults.len() as u64) as usize;
+    let mut faults = faults.iter().cycle().skip(first).take(rounds(default_rounds) as usize).peekable();
     while faults.peek().is_some() {
-        let mut fixture = Fixture::start();
-        faults.by_ref().take(ROUNDS_OF_A_GROUP).for_each(|fault| fixture.round(fault));
+        let mut fixture = Fixture::start(&setup);
+        faults.by_ref().take(ROUNDS_OF_A_GROUP).for_each(|fault| fixture.round(*fault));
         fixture.end();
     }
 }
@@ -45,9 +61,9 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn start() -> Fixture {
+    fn start(setup: impl Fn(&TestContext) -> Result<Setup>) -> Fixture {
         let mut test = TestContext::start();
-        let mut setup = setup(&test, "shm", "1MiB").unwrap();
+        let mut setup = setup(&test).unwrap();
         setup.sidecar_options.push(("--allow-uid", "any".to_owned()));
         let mut group = Group::prepare(setup).unwrap();
         for folder in [group.folder(), group.memory(), &group.folder().join("logs")] {
