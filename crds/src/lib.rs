@@ -6,7 +6,6 @@
 
 #![allow(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]
 
-pub mod memory;
 pub mod names;
 pub mod pod_template;
 pub mod reference;

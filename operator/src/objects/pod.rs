@@ -7,12 +7,12 @@ use k8s_openapi::DeepMerge;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use kube::ResourceExt;
 use serde_json::{Value, json};
-use tailwind_crds::memory::beside_buffers;
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_CLAIM, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP,
     LABEL_BACKUP_OF, PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret, flush_claim,
 };
 use tailwind_crds::{Hugepages, PodTemplateSpec, ReplicaGroup, ReplicaGroupSpec, Transport};
+use tailwind_report::memory;
 
 use super::{container, flush};
 use crate::digest::sha256;
@@ -21,9 +21,6 @@ use crate::platform::Platform;
 use crate::quantity;
 use crate::tolerations::tolerates;
 
-/// Beside the buffers the pool has a table of them, and the file that names its owner. One buffer more is added, for the
-/// moment in which one is replaced.
-const POOL_SLACK_BYTES: u64 = 8 << 20;
 /// Its place among the volumes.
 const FLUSH_VOLUME: usize = 1;
 /// Where the flush volume is mounted.
@@ -201,7 +198,8 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
     let pool = pool_bytes(spec);
     let in_memory = if hugepages(spec).is_some() { 0 } else { pool };
     let given = spec.backup_resources.as_ref();
-    let mut resources = container::resources(spec, given, beside_buffers(segment), in_memory);
+    let beside = memory::beside_pool(memory::SEGMENTS_MAX, segment);
+    let mut resources = container::resources(spec, given, beside, in_memory);
     if let Some((resource, _)) = hugepages(spec) {
         for side in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
             side.insert(resource.to_owned(), quantity::bytes(pool));
@@ -261,7 +259,7 @@ fn pool_bytes(spec: &ReplicaGroupSpec) -> u64 {
     };
     // A file for each buffer, and others beside them: on huge pages none shares a page with another.
     let buffer = spec.segment_size.bytes().next_multiple_of(if hugepages(spec).is_some() { page } else { 4096 });
-    (u64::from(spec.buffers) * buffer + buffer + POOL_SLACK_BYTES).next_multiple_of(page)
+    memory::pool(spec.buffers.into(), buffer).next_multiple_of(page)
 }
 
 fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {

@@ -5,12 +5,11 @@
 //! faults. In the order in which a start meets them: [`files`] and [`memory`] (the two narrow traits that a host
 //! implements), [`start()`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
 //! [`daemon`] (carries out what the machine decides, one output after the other), [`flusher`] (brings segments to disk, one
-//! job after the other), [`fetch()`] (reads them for others), [`bookkeeping`] (what the rest takes of memory). What goes into quarantine has the names of [`quarantine`].
+//! job after the other), [`fetch()`] (reads them for others). What goes into quarantine has the names of [`quarantine`].
 //!
 //! A process may die at every call of those traits. Nothing here relies on its own end.
 
 mod blocks;
-pub mod bookkeeping;
 pub mod daemon;
 pub mod disk;
 mod fetch;

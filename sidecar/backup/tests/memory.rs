@@ -1,4 +1,4 @@
-//! What the longest log takes of a backup's memory: no more than its container has for it (`tailwind_crds::memory`), while it
+//! What the longest log takes of a backup's memory: no more than its container has for it (`tailwind_report::memory`), while it
 //! starts, and when it lists, trims and closes segments.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -7,13 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use allocation_counter::{AllocationInfo, measure};
-use tailwind_backup::bookkeeping::{self, SEGMENT_BYTES};
 use tailwind_backup::files::{File, Folder, OsFolder};
 use tailwind_backup::{
     BackupConfig, Buffers, Daemon, FileName, Flushed, Flusher, Ledger, Lender, Mapped, MemberState, Memory,
     OutputResult, PromiseFile, Revocation, TableError, start,
 };
-use tailwind_crds::memory::{self, SEGMENTS_MAX};
 use tailwind_protocol::backup::{Input, Limits, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, SegmentId};
@@ -22,6 +20,7 @@ use tailwind_protocol::rpc::{
     Caller, FenceRequest, INVENTORY_FOR_IMAGES, INVENTORY_MAX, INVENTORY_PAGE_MAX, TrimRequest,
 };
 use tailwind_protocol::segment::SegmentWriter;
+use tailwind_report::memory::{SEGMENT_BYTES, SEGMENTS_MAX, beside_pool, segments};
 
 /// As long as a log can be: what is kept for images counts too.
 const SEGMENTS: u64 = INVENTORY_MAX as u64;
@@ -317,9 +316,8 @@ fn for_each(counted: &AllocationInfo) -> (u64, i64) {
 fn the_longest_log_fits_into_a_backups_memory() {
     assert_eq!(SEGMENTS, SEGMENTS_MAX, "the container has memory for as many segments as a backup takes");
     for segment_size in [SegmentSize::MIN, SegmentSize::MAX].map(|size| u64::from(size.bytes())) {
-        let beside = memory::beside_buffers(segment_size);
-        assert_eq!(bookkeeping::limit(SEGMENTS_MAX, 7, segment_size), beside + 7, "as the operator sees it");
-        assert_eq!(bookkeeping::segments(beside + 7, 7, segment_size), SEGMENTS_MAX);
+        let beside = beside_pool(SEGMENTS_MAX, segment_size);
+        assert_eq!(segments(beside, segment_size), SEGMENTS_MAX);
     }
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("flush");

@@ -1,11 +1,13 @@
 //! What sidecars and backups say about themselves: a [`report`], their [`readiness`], and their roles.
 //!
 //! [`report`] is the page and what a backup says; [`sidecar`] is what a sidecar says of its group, and ends in a
-//! [`verdict`]; [`rows`] lists those who take part, for people; [`peer`] is what a standby or a reader tells its primary.
+//! [`verdict`]; [`rows`] lists those who take part, for people; [`peer`] is what a standby or a reader tells its primary;
+//! [`memory`] says how much of it a backup needs.
 //!
 //! Written by sidecars and backups; read by the operator, and by people's commands. Depends on no other crate of the workspace,
 //! so that a program that only reads reports needs neither Kubernetes' types nor the protocol.
 
+pub mod memory;
 pub mod peer;
 pub mod readiness;
 pub mod report;

@@ -10,10 +10,10 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
-use tailwind_backup::bookkeeping;
 use tailwind_protocol::backup::FLUSH_SEGMENTS_MIN;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_protocol::rpc::{INVENTORY_FOR_IMAGES, INVENTORY_MAX};
+use tailwind_report::memory;
 use tailwind_report::readiness::{Unready, UnreadyReason};
 
 /// Where the kernel shows cgroups.
@@ -23,8 +23,7 @@ const UNLIMITED: u64 = 1 << 60;
 /// Memory-backed files count as memory of the process that has touched them first. Huge pages do not, and a disk's can be written
 /// back. `statfs(2)`
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// Beside the buffers: the pool's table and its owner's file, rounded up. The operator gives a pool as much.
-const POOL_SLACK_BYTES: u64 = 8 << 20;
+/// As the operator rounds the size of a pool.
 const POOL_ROUNDED_TO_BYTES: u64 = 2 << 20;
 /// With room for fewer it could not append at all.
 const SEGMENTS_MIN: u64 = INVENTORY_FOR_IMAGES as u64 + FLUSH_SEGMENTS_MIN;
@@ -69,16 +68,15 @@ impl fmt::Display for BoundedBy {
 pub(super) fn memory_bound(pool: &Path, buffers: u32, segment_size: SegmentSize) -> anyhow::Result<MemoryBound> {
     let segment = u64::from(segment_size.bytes());
     let in_memory = rustix::fs::statfs(pool)?.f_type == TMPFS_MAGIC;
-    // One buffer more, for the moment in which one is replaced.
-    let pool = (u64::from(buffers) + 1) * segment + POOL_SLACK_BYTES;
-    let pool = if in_memory { pool.next_multiple_of(POOL_ROUNDED_TO_BYTES) } else { 0 };
+    let pool = memory::pool(buffers.into(), segment).next_multiple_of(POOL_ROUNDED_TO_BYTES);
+    let pool = if in_memory { pool } else { 0 };
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Ok(bound(limit(Path::new(CGROUPS), &own), pool, segment))
 }
 
 fn bound(limit: Option<u64>, pool: u64, segment: u64) -> MemoryBound {
-    let needed = bookkeeping::limit(SEGMENTS_MIN, pool, segment);
-    let fits = limit.map(|bytes| (bookkeeping::segments(bytes, pool, segment), BoundedBy::Limit(bytes)));
+    let needed = pool + memory::beside_pool(SEGMENTS_MIN, segment);
+    let fits = limit.map(|bytes| (memory::segments(bytes.saturating_sub(pool), segment), BoundedBy::Limit(bytes)));
     let listed = (INVENTORY_MAX as u64, BoundedBy::Inventory);
     let (segments, from) = fits.filter(|(segments, _)| *segments < listed.0).unwrap_or(listed);
     MemoryBound { segments, from, needed }

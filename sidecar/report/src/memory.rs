@@ -1,0 +1,35 @@
+//! How much memory a backup takes, and so the segments that it can hold where its memory has a limit.
+//!
+//! Here, since two programs have to agree on it: the operator requests as much for a backup's container as the longest log takes,
+//! and a backup that has been given less holds fewer segments. `sidecar/backup/tests/memory.rs` measures that it suffices. All
+//! members hold the same segments, so a container that is too small for a long log would be killed at all of them, with the
+//! buffers that are in its memory.
+
+/// Most segments that a backup holds, as many as its inventory can list: it lends no buffer beyond.
+pub const SEGMENTS_MAX: u64 = 1 << 17;
+/// Bytes for each of them, at the worst moment: a start reads the ledger (160 bytes), what is owed (80) and what is on disk
+/// (80), and makes the machine's copies of it (220). That was measured as 537 bytes. Afterwards it is 377.
+pub const SEGMENT_BYTES: u64 = 576;
+/// The program without a log: code, connections, threads, pages of inventories.
+const PROGRAM_BYTES: u64 = 96 << 20;
+/// Segments that are in memory as a whole, outside the buffers: four being sent to sidecars, which are checked first, and one
+/// each that is scanned, flushed and scrubbed.
+const WHOLE_SEGMENTS: u64 = 4 + 3;
+/// Beside the buffers a pool has a table of them, and the file that names its owner.
+const POOL_SLACK_BYTES: u64 = 8 << 20;
+
+/// Bytes of a pool of so many buffers. One buffer more is added, for the moment in which one is replaced.
+pub const fn pool(buffers: u64, buffer_size: u64) -> u64 {
+    (buffers + 1) * buffer_size + POOL_SLACK_BYTES
+}
+
+/// Bytes beside the pool for so many segments of this size: 224 MiB by default for the longest log, of which 72 MiB are for its
+/// segments.
+pub const fn beside_pool(segments: u64, segment_size: u64) -> u64 {
+    PROGRAM_BYTES + WHOLE_SEGMENTS * segment_size + segments * SEGMENT_BYTES
+}
+
+/// Segments of this size for which so many bytes beside the pool have room.
+pub const fn segments(bytes: u64, segment_size: u64) -> u64 {
+    bytes.saturating_sub(beside_pool(0, segment_size)) / SEGMENT_BYTES
+}
