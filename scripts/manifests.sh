@@ -43,8 +43,7 @@ write_texts() {
     cp crds/replicagroups.yaml "$work/$CHART/files/"
     build_tests
     "$(built debug)/tailwind-operator" permissions >"$work/$CHART/files/permissions.yaml"
-    "$(built debug)/tailwind-crds" reference >"$work/docs/reference/kubernetes.md"
-    for page in commands metrics report; do
+    for page in commands kubernetes metrics report; do
         "$(built debug)/tailwind-reference" $page >"$work/docs/reference/$page.md"
     done
     python3 scripts/values_table.py "$CHART/values.yaml" "$CHART/README.md" >"$work/$CHART/README.md"

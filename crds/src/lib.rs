@@ -8,7 +8,6 @@
 
 pub mod names;
 pub mod pod_template;
-pub mod reference;
 pub mod spec;
 pub mod status;
 pub mod view;
@@ -43,7 +42,8 @@ pub fn definition() -> String {
     format!("# Generated from crds/src by `cargo run --package tailwind-crds`. Do not edit.\n{definition}")
 }
 
-fn typed_definition() -> CustomResourceDefinition {
+/// The definition, for those that look into it.
+pub fn typed_definition() -> CustomResourceDefinition {
     let mut definition = ReplicaGroup::crd();
     let schemas =
         definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut());

@@ -1,9 +1,11 @@
-//! The pages of the reference that are made from the programs themselves: [`commands`] from their command lines, [`metrics`] from
-//! what they serve to Prometheus, [`report`] from the types of what they report.
+//! The pages of the reference that are made from the programs themselves: [`commands`] from their command lines, [`kubernetes`]
+//! from the types of the resource and of its conditions, [`metrics`] from what they serve to Prometheus, [`report`] from the types
+//! of what they report.
 //!
-//! Called by `tailwind-reference`, which `scripts/manifests.sh` runs. The page about Kubernetes is made by `tailwind-crds`.
+//! Called by `tailwind-reference`, which `scripts/manifests.sh` runs.
 
 pub mod commands;
+pub mod kubernetes;
 pub mod metrics;
 pub mod report;
 

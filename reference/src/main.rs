@@ -3,14 +3,16 @@
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: tailwind-reference commands   prints docs/reference/commands.md
-       tailwind-reference metrics    prints docs/reference/metrics.md
-       tailwind-reference report     prints docs/reference/report.md";
+const USAGE: &str = "usage: tailwind-reference commands    prints docs/reference/commands.md
+       tailwind-reference kubernetes  prints docs/reference/kubernetes.md
+       tailwind-reference metrics     prints docs/reference/metrics.md
+       tailwind-reference report      prints docs/reference/report.md";
 
 fn main() -> ExitCode {
     let argument = std::env::args().nth(1).unwrap_or_default();
     let page = match argument.as_str() {
         "commands" => Ok(tailwind_reference::commands::page()),
+        "kubernetes" => tailwind_reference::kubernetes::page(),
         "metrics" => tailwind_reference::metrics::page(),
         "report" => tailwind_reference::report::page(),
         _ => Err(anyhow::anyhow!(USAGE)),

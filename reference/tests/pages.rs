@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use tailwind_reference::{commands, metrics, report};
+use tailwind_reference::{commands, kubernetes, metrics, report};
 
 fn committed(page: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference").join(page);
@@ -14,6 +14,11 @@ fn committed(page: &str) -> String {
 #[test]
 fn the_commands_are_generated() {
     assert!(committed("commands.md") == commands::page(), "run: scripts/manifests.sh");
+}
+
+#[test]
+fn the_page_about_kubernetes_is_generated() {
+    assert!(committed("kubernetes.md") == kubernetes::page().unwrap(), "run: scripts/manifests.sh");
 }
 
 #[test]

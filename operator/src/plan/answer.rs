@@ -18,9 +18,12 @@ use super::removal::Replacement;
 use super::trouble::{Damage, NoReport, Trouble};
 
 /// An answer to a condition's question.
-pub(crate) trait Answer: fmt::Display + AsRef<str> {
+pub(crate) trait Answer: fmt::Display + AsRef<str> + VariantNames {
     /// The condition.
     const CONDITION: &'static str;
+
+    /// What it asks, as the reference says it.
+    const QUESTION: &'static str;
 
     /// `True`, `False` or, where what it rests on cannot be known now, `Unknown`.
     fn status(&self) -> &'static str;
@@ -29,13 +32,56 @@ pub(crate) trait Answer: fmt::Display + AsRef<str> {
     fn reason(&self) -> &str {
         self.as_ref()
     }
+
+    /// Every reason that there is; one that several answers have, several times.
+    fn reasons() -> impl Iterator<Item = &'static str> {
+        Self::VARIANTS.iter().copied()
+    }
 }
 
-/// Says which answers to a condition's question mean yes, and which that nobody knows.
-macro_rules! yes {
-    ($condition:ident: $yes:pat $(, unknown: $unknown:pat)?) => {
+/// A condition, for the reference.
+#[derive(Debug)]
+pub struct Question {
+    /// Its name.
+    pub condition: &'static str,
+    /// What it asks.
+    pub text: &'static str,
+    /// The reasons of its answers.
+    pub reasons: Vec<&'static str>,
+}
+
+/// Every condition, in the order of the status.
+pub fn questions() -> [Question; 11] {
+    fn question<A: Answer>() -> Question {
+        let mut reasons: Vec<&'static str> = Vec::new();
+        for reason in A::reasons() {
+            if !reasons.contains(&reason) {
+                reasons.push(reason);
+            }
+        }
+        Question { condition: A::CONDITION, text: A::QUESTION, reasons }
+    }
+    [
+        question::<Ready>(),
+        question::<Progressing>(),
+        question::<Degraded>(),
+        question::<FailoverSafe>(),
+        question::<QuarantineEmpty>(),
+        question::<LogFits>(),
+        question::<Fenced>(),
+        question::<Paused>(),
+        question::<Placeable>(),
+        question::<BackupsCurrent>(),
+        question::<SidecarsCurrent>(),
+    ]
+}
+
+/// Says what a condition asks, which answers mean yes, and which that nobody knows.
+macro_rules! condition {
+    ($condition:ident: $question:literal, yes: $yes:pat $(, unknown: $unknown:pat)?) => {
         impl Answer for $condition {
             const CONDITION: &'static str = stringify!($condition);
+            const QUESTION: &'static str = $question;
 
             fn status(&self) -> &'static str {
                 match self {
@@ -48,7 +94,12 @@ macro_rules! yes {
     };
 }
 
-/// Whether the app can append.
+condition! {
+    Ready: "Whether the app can append.",
+    yes: Ready::AllCopies(_) | Ready::FewerCopies(_),
+    unknown: Ready::NodeSilent(_) | Ready::NoReport(_)
+}
+
 #[derive(Debug, Display, AsRefStr, VariantNames)]
 pub(crate) enum Ready {
     /// {0}
@@ -93,7 +144,6 @@ pub(crate) enum Ready {
     /// administrator decides where the log ends, as explained there, with spec.acceptLossUpTo: {1}/LSN
     ConfigStoreWentBack(Candidate, String),
 }
-yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_), unknown: Ready::NodeSilent(_) | Ready::NoReport(_));
 
 /// How far the log was, for the administrator who has to choose an LSN.
 #[derive(Debug, Default)]
@@ -108,7 +158,16 @@ impl fmt::Display for Acked {
     }
 }
 
-/// Whether something about the backups is under way.
+condition! {
+    Progressing: "Whether something about the backups is under way.",
+    yes: Progressing::Updating(_)
+        | Progressing::Moving(_)
+        | Progressing::Creating(_)
+        | Progressing::BackingOff
+        | Progressing::Starting(_)
+        | Progressing::CatchingUp(_)
+}
+
 #[derive(Debug, Display, AsRefStr, VariantNames)]
 pub(crate) enum Progressing {
     /// {0}
@@ -137,14 +196,7 @@ pub(crate) enum Progressing {
     /// nothing is under way
     Settled,
 }
-yes!(Progressing: Progressing::Updating(_)
-    | Progressing::Moving(_)
-    | Progressing::Creating(_)
-    | Progressing::BackingOff
-    | Progressing::Starting(_)
-    | Progressing::CatchingUp(_));
 
-/// Whether something is worse than specified.
 #[derive(Debug, Display, AsRefStr, VariantNames)]
 pub(crate) enum Degraded {
     /// {0}
@@ -176,6 +228,7 @@ pub(crate) enum Degraded {
 
 impl Answer for Degraded {
     const CONDITION: &'static str = "Degraded";
+    const QUESTION: &'static str = "Whether something is worse than specified.";
 
     fn status(&self) -> &'static str {
         match self {
@@ -191,9 +244,24 @@ impl Answer for Degraded {
             answer => answer.as_ref(),
         }
     }
+
+    /// In place of `Reported`, what can be reported. That a backup has no node yet is the question of [`Placeable`].
+    fn reasons() -> impl Iterator<Item = &'static str> {
+        let reported = || Trouble::VARIANTS.iter().filter(|trouble| **trouble != "Unscheduled").copied();
+        Degraded::VARIANTS.iter().flat_map(move |reason| match *reason {
+            "Reported" => reported().collect(),
+            reason => vec![reason],
+        })
+    }
 }
 
-/// Whether a failover now would find everything that was acknowledged, and a standby to take over. No unless shown.
+condition! {
+    FailoverSafe: "Whether a failover now would find everything that was acknowledged, and a standby to take over. No unless \
+        shown.",
+    yes: FailoverSafe::StandbyAndCopies(_),
+    unknown: FailoverSafe::NoReport(..) | FailoverSafe::StandbyUnknown(..)
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum FailoverSafe {
     /// there is no log yet
@@ -220,10 +288,14 @@ pub(crate) enum FailoverSafe {
     /// {0}, and a standby
     StandbyAndCopies(Count),
 }
-yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_), unknown: FailoverSafe::NoReport(..) | FailoverSafe::StandbyUnknown(..));
 
-/// Whether no backup keeps a copy that an administrator should examine. What is in quarantine harms nothing that runs, so the
-/// group is not degraded by it.
+condition! {
+    QuarantineEmpty: "Whether no backup keeps a copy that an administrator should examine. What is in quarantine harms nothing \
+        that runs, so the group is not degraded by it.",
+    yes: QuarantineEmpty::NothingKept,
+    unknown: QuarantineEmpty::NoReport(..)
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum QuarantineEmpty {
     /// no backup reports a copy in quarantine
@@ -234,9 +306,13 @@ pub(crate) enum QuarantineEmpty {
     /// TailwindQuarantine. Until then no backup is evicted, unless they are on claims
     CopiesKept(String),
 }
-yes!(QuarantineEmpty: QuarantineEmpty::NothingKept, unknown: QuarantineEmpty::NoReport(..));
 
-/// Whether the backups' flush folders have room for more of the log.
+condition! {
+    LogFits: "Whether the backups' flush folders have room for more of the log.",
+    yes: LogFits::RoomLeft,
+    unknown: LogFits::NoReport(..)
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum LogFits {
     /// no backup tells that its flush folder is nearly full
@@ -246,9 +322,12 @@ pub(crate) enum LogFits {
     /// {0}. At the bound appends wait: trim the log, or enlarge spec.flushVolume; see TailwindFlushFolderFilling
     NearlyFull(String),
 }
-yes!(LogFits: LogFits::RoomLeft, unknown: LogFits::NoReport(..));
 
-/// Whether nobody may append.
+condition! {
+    Fenced: "Whether nobody may append.",
+    yes: Fenced::FencedBySpec
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum Fenced {
     /// nobody may append; set spec.fenced to false to continue
@@ -256,9 +335,12 @@ pub(crate) enum Fenced {
     /// spec.fenced is false
     NotFenced,
 }
-yes!(Fenced: Fenced::FencedBySpec);
 
-/// Whether the operator leaves the group alone.
+condition! {
+    Paused: "Whether the operator leaves the group alone.",
+    yes: Paused::PausedBySpec
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum Paused {
     /// the operator changes nothing; set spec.paused to false to continue
@@ -266,9 +348,12 @@ pub(crate) enum Paused {
     /// spec.paused is false
     NotPaused,
 }
-yes!(Paused: Paused::PausedBySpec);
 
-/// Whether every backup has a node or can have one.
+condition! {
+    Placeable: "Whether every backup has a node or can have one.",
+    yes: Placeable::Placed | Placeable::NodesFree(..)
+}
+
 #[derive(Debug, Display, AsRefStr, VariantNames)]
 pub(crate) enum Placeable {
     /// every backup has a node
@@ -280,9 +365,12 @@ pub(crate) enum Placeable {
     /// {0} without a node. {1}
     NoNodeFits(Count, Survey),
 }
-yes!(Placeable: Placeable::Placed | Placeable::NodesFree(..));
 
-/// Whether the backups are as the spec and the operator would make them now.
+condition! {
+    BackupsCurrent: "Whether the backups are as the spec and the operator would make them now.",
+    yes: BackupsCurrent::Current
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum BackupsCurrent {
     /// every backup has the current spec and image
@@ -293,9 +381,12 @@ pub(crate) enum BackupsCurrent {
     /// time, and wait for phase Ready before the next: {1}
     OnDelete(Count, String),
 }
-yes!(BackupsCurrent: BackupsCurrent::Current);
 
-/// Whether the pods of the app and of readers have the sidecar that they should have.
+condition! {
+    SidecarsCurrent: "Whether the pods of the app and of readers have the sidecar that they should have.",
+    yes: SidecarsCurrent::Current
+}
+
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum SidecarsCurrent {
     /// these pods have no sidecar, perhaps because they were created while no operator was running: recreate {0}
@@ -305,4 +396,3 @@ pub(crate) enum SidecarsCurrent {
     /// restart these pods, in this order, to give them sidecars of {0}: {1}
     Outdated(String, String),
 }
-yes!(SidecarsCurrent: SidecarsCurrent::Current);
