@@ -3,7 +3,8 @@
 //!
 //! Rendered for [`plan`](crate::plan), which also reads what is there.
 
-use displaydoc::Display;
+use std::fmt;
+
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -69,17 +70,27 @@ pub struct ClaimStep {
 }
 
 /// What becomes of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimEnd {
-    /// delete
+    /// It is deleted with all that is on it.
     Delete,
-    /// retain
+    /// It stays, and is no longer the group's.
     Retain,
-    /// keep
+    /// The next pod of its member takes it up.
     Keep {
         /// How many pods before the next one have failed one after the other.
         attempt: u32,
     },
+}
+
+impl fmt::Display for ClaimEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClaimEnd::Delete => f.write_str("delete"),
+            ClaimEnd::Retain => f.write_str("retain"),
+            ClaimEnd::Keep { .. } => f.write_str("keep"),
+        }
+    }
 }
 
 impl Default for ClaimEnd {

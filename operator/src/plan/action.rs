@@ -5,7 +5,6 @@
 
 use std::fmt;
 
-use displaydoc::Display;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -147,59 +146,111 @@ impl fmt::Display for Action {
 }
 
 /// An event for people: the variant's name is its reason, its text is the note.
-#[derive(Clone, Debug, PartialEq, Eq, Display, AsRefStr, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, AsRefStr, EnumIter)]
 pub enum Notice {
-    /// created backup pod {0}
+    /// The pod that was created.
     BackupCreated(String),
-    /// created backup pod {0}, after {1} that failed
+    /// The pod that was created, and how many before it failed.
     #[strum(serialize = "BackupCreated")]
     BackupReplaced(String, String),
-    /// removed backup pod {0}: {1}
+    /// The pod that was removed, and why.
     BackupRemoved(String, RemovalReason),
-    /// removed backup pod {0}: {1}. Its claim {2} stays and is yours: look at it, and delete it
+    /// The pod that was removed, why, and its claim, which stays.
     #[strum(serialize = "BackupRemoved")]
     BackupReleased(String, RemovalReason, String),
-    /// released claim {0}: its pod is gone, others hold the log, and nobody reports whether there are files in quarantine on it.
-    /// Look, and delete it
+    /// The claim that is the user's from now on.
     ClaimReleased(String),
-    /// made a new CA; certificates are issued by it when every pod trusts it
+    /// A new CA was made.
     AuthorityRenewed,
-    /// {0} is primary
+    /// The pod that was labelled primary.
     Primary(String),
-    /// {2} is to become primary in place of {0}: {1}
+    /// The primary, why it hands over, and the pod that is to be the next.
     HandsOver(String, HandoverReason, String),
-    /// {0} is to become primary in place of {1}
+    /// The pod that is to become primary, and the primary.
     SwitchoverAsked(String, String),
-    /// {0} is primary, since epoch {1}
+    /// The new primary, and its epoch.
     SwitchedOver(String, u64),
-    /// {0}
+    /// Why a switchover that was asked for does not happen.
     SwitchoverRefused(Refusal),
-    /// {0}
+    /// The message of condition `Placeable`.
     NotPlaceable(String),
-    /// operator {0} manages this group, and operator {1} leaves it alone. If both are installed, give one of them another
-    /// --watch-namespace or --class. If {0} is gone, remove the annotation replication.tailwind.dev/operator from the group
+    /// The operator that manages the group, and this one.
     Refused(String, String),
-    /// {1}
+    /// The new phase, and the reason.
     #[strum(disabled)]
     Phase(Phase, String),
 }
 
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::BackupCreated(pod) => write!(f, "created backup pod {pod}"),
+            Notice::BackupReplaced(pod, failed) => write!(f, "created backup pod {pod}, after {failed} that failed"),
+            Notice::BackupRemoved(pod, reason) => write!(f, "removed backup pod {pod}: {reason}"),
+            Notice::BackupReleased(pod, reason, claim) => write!(
+                f,
+                "removed backup pod {pod}: {reason}. Its claim {claim} stays and is yours: look at it, and delete it"
+            ),
+            Notice::ClaimReleased(claim) => write!(
+                f,
+                "released claim {claim}: its pod is gone, others hold the log, and nobody reports whether there are \
+                 files in quarantine on it. Look, and delete it"
+            ),
+            Notice::AuthorityRenewed => {
+                f.write_str("made a new CA; certificates are issued by it when every pod trusts it")
+            }
+            Notice::Primary(pod) => write!(f, "{pod} is primary"),
+            Notice::HandsOver(from, why, to) => write!(f, "{to} is to become primary in place of {from}: {why}"),
+            Notice::SwitchoverAsked(to, from) => write!(f, "{to} is to become primary in place of {from}"),
+            Notice::SwitchedOver(pod, epoch) => write!(f, "{pod} is primary, since epoch {epoch}"),
+            Notice::SwitchoverRefused(refusal) => refusal.fmt(f),
+            Notice::NotPlaceable(message) => message.fmt(f),
+            Notice::Refused(owner, other) => write!(
+                f,
+                "operator {owner} manages this group, and operator {other} leaves it alone. If both are installed, \
+                 give one of them another --watch-namespace or --class. If {owner} is gone, remove the annotation \
+                 replication.tailwind.dev/operator from the group"
+            ),
+            Notice::Phase(_, reason) => reason.fmt(f),
+        }
+    }
+}
+
 /// Why a pod does not become primary as the switchover annotation asks.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub enum Refusal {
-    /// {0} cannot become primary: no app pod has been primary yet, the first one will be by itself
     NoPrimaryYet(String),
-    /// {0} cannot become primary while the group is fenced: set spec.fenced to false first
     Fenced(String),
-    /// {0} is primary already
     AlreadyPrimary(String),
-    /// {0} cannot become primary: no pod of that name has the label replication.tailwind.dev/group: {1}; those that have
-    /// are {2}
     NotInGroup(String, String, String),
-    /// {0} cannot become primary: it does not run, or is about to end
     NotRunning(String),
-    /// {0} was to become primary after epoch {1}, but {2} has become so in epoch {3}: ask again if {0} still shall
     Overtaken(String, u64, String, u64),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NoPrimaryYet(pod) => write!(
+                f,
+                "{pod} cannot become primary: no app pod has been primary yet, the first one will be by itself"
+            ),
+            Refusal::Fenced(pod) => {
+                write!(f, "{pod} cannot become primary while the group is fenced: set spec.fenced to false first")
+            }
+            Refusal::AlreadyPrimary(pod) => write!(f, "{pod} is primary already"),
+            Refusal::NotInGroup(pod, group, members) => write!(
+                f,
+                "{pod} cannot become primary: no pod of that name has the label replication.tailwind.dev/group: \
+                 {group}; those that have are {members}"
+            ),
+            Refusal::NotRunning(pod) => write!(f, "{pod} cannot become primary: it does not run, or is about to end"),
+            Refusal::Overtaken(pod, asked, primary, epoch) => write!(
+                f,
+                "{pod} was to become primary after epoch {asked}, but {primary} has become so in epoch {epoch}: ask \
+                 again if {pod} still shall"
+            ),
+        }
+    }
 }
 
 impl Default for Refusal {

@@ -3,9 +3,9 @@
 //! Called by [`plan`](super); what it finds is used by [`backups`](super::backups) and [`status`](super::status).
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, Taint, Toleration};
 use kube::ResourceExt;
@@ -108,37 +108,62 @@ pub(crate) enum Health {
 }
 
 /// Why a pod does not work and will not by itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, EnumIter)]
 pub enum PodFailure {
-    /// node {0} is gone
+    /// The node, which has been deleted.
     NodeGone(String),
-    /// node {0} is not ready
+    /// The node, which has not been ready for a while.
     NodeNotReady(String),
-    /// its container ended {0} times: {1}
+    /// How often its container has ended, and how it did last.
     KeepsEnding(i32, String),
-    /// it is running but does not become ready
+    /// Its container has been running for a while.
     NeverReady,
-    /// its container ended
+    /// Its container has ended and does not start again.
     #[default]
     Ended,
-    /// its pod ended: {0}
+    /// What its kubelet says of its end.
     PodEnded(String),
-    /// its node refused it: {0}
+    /// Why its kubelet has not admitted it.
     Refused(String),
 }
 
+impl fmt::Display for PodFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PodFailure::NodeGone(node) => write!(f, "node {node} is gone"),
+            PodFailure::NodeNotReady(node) => write!(f, "node {node} is not ready"),
+            PodFailure::KeepsEnding(times, how) => write!(f, "its container ended {times} times: {how}"),
+            PodFailure::NeverReady => f.write_str("it is running but does not become ready"),
+            PodFailure::Ended => f.write_str("its container ended"),
+            PodFailure::PodEnded(why) => write!(f, "its pod ended: {why}"),
+            PodFailure::Refused(why) => write!(f, "its node refused it: {why}"),
+        }
+    }
+}
+
 /// Why a pod that works should leave.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, EnumIter)]
 pub enum Leave {
-    /// node {0} is about to go
+    /// The node, which is being drained or removed.
     Drained(String),
-    /// node {0} is cordoned
+    /// The node, which takes no new pods.
     Cordoned(String),
-    /// its claim {0} has been deleted
+    /// The claim, which a user has deleted.
     ClaimDeleted(String),
-    /// it was created from an older spec or image
+    /// A pod that is made now differs from it.
     #[default]
     Outdated,
+}
+
+impl fmt::Display for Leave {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Leave::Drained(node) => write!(f, "node {node} is about to go"),
+            Leave::Cordoned(node) => write!(f, "node {node} is cordoned"),
+            Leave::ClaimDeleted(claim) => write!(f, "its claim {claim} has been deleted"),
+            Leave::Outdated => f.write_str("it was created from an older spec or image"),
+        }
+    }
 }
 
 impl BackupPod {

@@ -3,7 +3,8 @@
 //! Called by [`status`](super::status) and [`conditions`](super::conditions). The sidecars decide all by themselves; this only
 //! reports it where people look.
 
-use displaydoc::Display;
+use std::fmt;
+
 use kube::ResourceExt;
 use tailwind_report::readiness::{Waiting, WaitsFor};
 
@@ -12,13 +13,20 @@ use super::primary::{Leading, Primary};
 use super::trouble::NoReport;
 use crate::observed::is_true;
 
-/// {pod} waits to become primary: {why}
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
+/// A sidecar that waits to become primary.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) pod: String,
     pub(crate) what: WaitsFor,
     /// In the sidecar's own words.
     pub(crate) why: String,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Candidate { pod, why, .. } = self;
+        write!(f, "{pod} waits to become primary: {why}")
+    }
 }
 
 /// The candidate that the group's status shows if there is no primary. A candidate that has claimed the epoch comes first; then

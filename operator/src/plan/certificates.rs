@@ -5,7 +5,8 @@
 //! A CA is replaced in four steps, each only after kubelets have had time to bring the one before to every pod: the new CA
 //! joins the bundle; leaves are issued by it; the old one leaves the bundle; its certificate is forgotten.
 
-use displaydoc::Display;
+use std::fmt;
+
 use jiff::{SignedDuration, Timestamp};
 use strum::EnumIter;
 
@@ -15,30 +16,52 @@ use crate::observed::{Authority, CertificateFacts, Certificates, Leaf};
 const SPREAD: SignedDuration = SignedDuration::from_mins(10);
 
 /// The processes that a certificate is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumIter)]
 pub enum CertificateRole {
-    /// sidecars'
+    /// Sidecars of app pods.
     #[default]
     Sidecar,
-    /// backups'
+    /// Backups.
     Backup,
-    /// readers'
+    /// Sidecars that only read.
     Reader,
 }
 
+impl fmt::Display for CertificateRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CertificateRole::Sidecar => f.write_str("sidecars'"),
+            CertificateRole::Backup => f.write_str("backups'"),
+            CertificateRole::Reader => f.write_str("readers'"),
+        }
+    }
+}
+
 /// Something to do about certificates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter)]
 pub enum CertificateStep {
-    /// create a CA
+    /// The first CA is made.
     MakeAuthority,
-    /// create a new CA, and keep the old one as the previous
+    /// A new CA is made beside the old one.
     RenewAuthority,
-    /// forget the previous CA
+    /// The old CA is no longer kept.
     ForgetPrevious,
-    /// issue the {0} certificate, with the bundle of CAs
+    /// These get a certificate by the current CA.
     Issue(CertificateRole),
-    /// write the bundle of CAs for the {0} certificate
+    /// These are told which CAs to trust.
     Bundle(CertificateRole),
+}
+
+impl fmt::Display for CertificateStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CertificateStep::MakeAuthority => f.write_str("create a CA"),
+            CertificateStep::RenewAuthority => f.write_str("create a new CA, and keep the old one as the previous"),
+            CertificateStep::ForgetPrevious => f.write_str("forget the previous CA"),
+            CertificateStep::Issue(role) => write!(f, "issue the {role} certificate, with the bundle of CAs"),
+            CertificateStep::Bundle(role) => write!(f, "write the bundle of CAs for the {role} certificate"),
+        }
+    }
 }
 
 /// The steps that are due, in order.

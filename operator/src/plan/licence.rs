@@ -5,8 +5,8 @@
 //! right before a pod is deleted. A licence is made here and nowhere else.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use displaydoc::Display;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use strum::EnumIter;
@@ -23,51 +23,86 @@ use crate::objects::claim::MemberClaim;
 use crate::observed::{Observed, has_ended, is_true};
 use crate::planted::{self, Bug};
 
-/// {0}
-#[derive(Clone, Debug, PartialEq, Eq, Display)]
+/// Leave to remove a pod, and what shows that it may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Licence(Evidence);
 
+impl fmt::Display for Licence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// What shows that nothing goes with a pod which it alone may hold.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub(crate) enum Evidence {
-    /// its container has never run
     NeverRan,
-    /// it has ended, and its files stay on claim {0}
     OnClaim(String),
-    /// it reports that it holds nothing
     HoldsNothing,
-    /// no backup of the group belongs to a log
     NoLog,
-    /// others report that they hold the whole log: {0}
     HeldBy(Names),
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Evidence::NeverRan => f.write_str("its container has never run"),
+            Evidence::OnClaim(claim) => write!(f, "it has ended, and its files stay on claim {claim}"),
+            Evidence::HoldsNothing => f.write_str("it reports that it holds nothing"),
+            Evidence::NoLog => f.write_str("no backup of the group belongs to a log"),
+            Evidence::HeldBy(holders) => write!(f, "others report that they hold the whole log: {holders}"),
+        }
+    }
 }
 
 /// Names of pods, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names(pub(crate) Vec<String>);
 
-impl std::fmt::Display for Names {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join(", "))
     }
 }
 
 /// Why a pod stays.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, EnumIter)]
 pub(crate) enum Withheld {
-    /// it does not say what it holds: {0}
     Unreported(NoReport),
-    /// it keeps {0} in quarantine: look at them and release them (tailwind-sidecar quarantine)
     Quarantined(Count),
-    /// it holds a copy of log {0}, which the config store does not know
     ForgottenLog(String),
-    /// it was in the set of a log that the config store does not know
     #[default]
     WasMember,
-    /// its files are on no claim: the group hibernates once those of every backup are. Let the app run until then
     NoClaim,
-    /// of {needed} other members that have to prove that they hold the whole log, {held} did. {others}
-    TooFewHolders { held: usize, needed: usize, others: Others },
+    TooFewHolders {
+        held: usize,
+        needed: usize,
+        others: Others,
+    },
+}
+
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Withheld::Unreported(why) => write!(f, "it does not say what it holds: {why}"),
+            Withheld::Quarantined(copies) => write!(
+                f,
+                "it keeps {copies} in quarantine: look at them and release them (tailwind-sidecar quarantine)"
+            ),
+            Withheld::ForgottenLog(log) => {
+                write!(f, "it holds a copy of log {log}, which the config store does not know")
+            }
+            Withheld::WasMember => f.write_str("it was in the set of a log that the config store does not know"),
+            Withheld::NoClaim => f.write_str(
+                "its files are on no claim: the group hibernates once those of every backup are. Let the app run \
+                 until then",
+            ),
+            Withheld::TooFewHolders { held, needed, others } => write!(
+                f,
+                "of {needed} other members that have to prove that they hold the whole log, {held} did. {others}"
+            ),
+        }
+    }
 }
 
 impl Withheld {
@@ -81,8 +116,8 @@ impl Withheld {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Others(Vec<(String, NotWhole)>);
 
-impl std::fmt::Display for Others {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Others {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts: Vec<String> = self.0.iter().map(|(name, why)| format!("{name} {why}")).collect();
         f.write_str(if texts.is_empty() { "There is no other member" } else { "" })?;
         f.write_str(&texts.join("; "))
@@ -90,22 +125,32 @@ impl std::fmt::Display for Others {
 }
 
 /// Why a member does not prove that it holds the whole log.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub(crate) enum NotWhole {
-    /// does not run
     Gone,
-    /// leaves as well
     Leaves,
-    /// does not report: {0}
     Unreported(NoReport),
-    /// has lost its memory since it joined the set
     OtherBoot,
-    /// belongs to another log
     OtherLog,
-    /// has promised epoch {0}, and epoch {1} had a primary: what it holds is an older copy
     Stale(u64, u64),
-    /// is damaged: {0} missing
     Damaged(Count),
+}
+
+impl fmt::Display for NotWhole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotWhole::Gone => f.write_str("does not run"),
+            NotWhole::Leaves => f.write_str("leaves as well"),
+            NotWhole::Unreported(why) => write!(f, "does not report: {why}"),
+            NotWhole::OtherBoot => f.write_str("has lost its memory since it joined the set"),
+            NotWhole::OtherLog => f.write_str("belongs to another log"),
+            NotWhole::Stale(promised, won) => write!(
+                f,
+                "has promised epoch {promised}, and epoch {won} had a primary: what it holds is an older copy"
+            ),
+            NotWhole::Damaged(segments) => write!(f, "is damaged: {segments} missing"),
+        }
+    }
 }
 
 impl NotWhole {

@@ -2,7 +2,8 @@
 //!
 //! Called by [`status`](super::status).
 
-use displaydoc::Display;
+use std::fmt;
+
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::Phase;
@@ -16,48 +17,102 @@ use super::primary::{Leading, Primary};
 use super::trouble::NoReport;
 
 /// Why a group is in its phase.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, EnumIter)]
 pub(crate) enum PhaseReason {
-    /// the object cannot be read: {0}. Correct it, or delete it and create it again
     Unreadable(String),
-    /// waiting until no pod of the app belongs to the group (spec.deletion: AfterApp): remove {0}
     DeletionWaits(Count),
-    /// everything that belongs to it is being removed
     #[default]
     Deletion,
-    /// spec.paused is true: nothing is changed until it is false
     Paused,
-    /// spec.fenced is true: nobody may append until it is false
     Fenced,
-    /// spec.hibernate is true: the log is on {0}. Set it to false to resume
     Hibernates(Count),
-    /// spec.hibernate is true, and disks are claimed for only {claims} of {members} members, fewer than minInSync {floor}:
-    /// look for the others, or restore them, before you set it to false
-    ClaimsMissing { claims: usize, members: usize, floor: usize },
-    /// {0}
+    ClaimsMissing {
+        claims: usize,
+        members: usize,
+        floor: usize,
+    },
     CandidateWaits(Candidate),
-    /// {ready} of {wanted} backups are ready
-    BackupsStarting { ready: usize, wanted: usize },
-    /// no pod has the label replication.tailwind.dev/group: {0}; give it to the pods of the app
+    BackupsStarting {
+        ready: usize,
+        wanted: usize,
+    },
     NoApp(String),
-    /// {0} of the app, and none has become primary yet
     NoPrimaryYet(Count),
-    /// primary {0} is gone, and no standby has taken over yet
     PrimaryGone(String),
-    /// {copies} of minInSync {floor} copies: appends wait for backups to come back or catch up
-    BelowMinInSync { copies: usize, floor: usize },
-    /// {0} was primary when its node {1} was heard last: whether the app can append is not known
+    BelowMinInSync {
+        copies: usize,
+        floor: usize,
+    },
     NodeSilent(String, String),
-    /// {0} should be primary, and reports that it is {1}
     NotPrimary(String, String),
-    /// whether {pod} can append is not known: {why}. As far as the members' pods show, there are {copies} of {wanted} copies
-    NoReport { pod: String, why: NoReport, copies: usize, wanted: usize },
-    /// appends wait for {what} at {pod}: {why}
-    AppendsWait { pod: String, what: AppendsWaitFor, why: String },
-    /// {copies} of {wanted} copies: appends continue{why}
-    FewerCopies { copies: usize, wanted: usize, why: String },
-    /// {0} is primary, with {1}
+    NoReport {
+        pod: String,
+        why: NoReport,
+        copies: usize,
+        wanted: usize,
+    },
+    AppendsWait {
+        pod: String,
+        what: AppendsWaitFor,
+        why: String,
+    },
+    FewerCopies {
+        copies: usize,
+        wanted: usize,
+        why: String,
+    },
     AllCopies(String, Count),
+}
+
+impl fmt::Display for PhaseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PhaseReason::Unreadable(why) => {
+                write!(f, "the object cannot be read: {why}. Correct it, or delete it and create it again")
+            }
+            PhaseReason::DeletionWaits(pods) => write!(
+                f,
+                "waiting until no pod of the app belongs to the group (spec.deletion: AfterApp): remove {pods}"
+            ),
+            PhaseReason::Deletion => f.write_str("everything that belongs to it is being removed"),
+            PhaseReason::Paused => f.write_str("spec.paused is true: nothing is changed until it is false"),
+            PhaseReason::Fenced => f.write_str("spec.fenced is true: nobody may append until it is false"),
+            PhaseReason::Hibernates(claims) => {
+                write!(f, "spec.hibernate is true: the log is on {claims}. Set it to false to resume")
+            }
+            PhaseReason::ClaimsMissing { claims, members, floor } => write!(
+                f,
+                "spec.hibernate is true, and disks are claimed for only {claims} of {members} members, fewer than \
+                 minInSync {floor}: look for the others, or restore them, before you set it to false"
+            ),
+            PhaseReason::CandidateWaits(candidate) => candidate.fmt(f),
+            PhaseReason::BackupsStarting { ready, wanted } => write!(f, "{ready} of {wanted} backups are ready"),
+            PhaseReason::NoApp(group) => write!(
+                f,
+                "no pod has the label replication.tailwind.dev/group: {group}; give it to the pods of the app"
+            ),
+            PhaseReason::NoPrimaryYet(pods) => write!(f, "{pods} of the app, and none has become primary yet"),
+            PhaseReason::PrimaryGone(pod) => write!(f, "primary {pod} is gone, and no standby has taken over yet"),
+            PhaseReason::BelowMinInSync { copies, floor } => {
+                write!(f, "{copies} of minInSync {floor} copies: appends wait for backups to come back or catch up")
+            }
+            PhaseReason::NodeSilent(pod, node) => write!(
+                f,
+                "{pod} was primary when its node {node} was heard last: whether the app can append is not known"
+            ),
+            PhaseReason::NotPrimary(pod, role) => write!(f, "{pod} should be primary, and reports that it is {role}"),
+            PhaseReason::NoReport { pod, why, copies, wanted } => write!(
+                f,
+                "whether {pod} can append is not known: {why}. As far as the members' pods show, there are {copies} \
+                 of {wanted} copies"
+            ),
+            PhaseReason::AppendsWait { pod, what, why } => write!(f, "appends wait for {what} at {pod}: {why}"),
+            PhaseReason::FewerCopies { copies, wanted, why } => {
+                write!(f, "{copies} of {wanted} copies: appends continue{why}")
+            }
+            PhaseReason::AllCopies(pod, copies) => write!(f, "{pod} is primary, with {copies}"),
+        }
+    }
 }
 
 pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use displaydoc::Display;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration};
 use strum::EnumIter;
 
@@ -30,40 +29,58 @@ pub(crate) struct Survey {
     pub(crate) refusal: Option<Refusal>,
 }
 
-/// The scheduler has no node for {pod}: {words}
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
+/// What the scheduler says of a pod that it has no node for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) pod: String,
     pub(crate) words: String,
 }
 
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal { pod, words } = self;
+        write!(f, "The scheduler has no node for {pod}: {words}")
+    }
+}
+
 /// Why a node cannot take a backup.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub(crate) enum Unfit {
-    /// has a backup of this group already
     HasBackup,
-    /// is not taken by the scheduler
     Refused,
-    /// is not ready
     NotReady,
-    /// is cordoned
     Cordoned,
-    /// has taint {0}, which is not tolerated
     Tainted(String),
-    /// has no label {0}={1}
     Unlabelled(String, String),
-    /// does not fit the required node affinity
     Affinity,
-    /// has its port {0} in use, which rdma.hostNetwork needs
     PortInUse(u16),
-    /// has no {0}
     NoDevice(String),
-    /// has all {1} {0} in use
     DevicesInUse(String, i128),
-    /// has {free} of {all} {device} free, {needed} are needed
     TooFewDevices { device: String, free: i128, all: i128, needed: i128 },
-    /// has {free} of {resource} free, {needed} is needed
     TooLittle { resource: String, free: String, needed: String },
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unfit::HasBackup => f.write_str("has a backup of this group already"),
+            Unfit::Refused => f.write_str("is not taken by the scheduler"),
+            Unfit::NotReady => f.write_str("is not ready"),
+            Unfit::Cordoned => f.write_str("is cordoned"),
+            Unfit::Tainted(taint) => write!(f, "has taint {taint}, which is not tolerated"),
+            Unfit::Unlabelled(key, value) => write!(f, "has no label {key}={value}"),
+            Unfit::Affinity => f.write_str("does not fit the required node affinity"),
+            Unfit::PortInUse(port) => write!(f, "has its port {port} in use, which rdma.hostNetwork needs"),
+            Unfit::NoDevice(device) => write!(f, "has no {device}"),
+            Unfit::DevicesInUse(device, all) => write!(f, "has all {all} {device} in use"),
+            Unfit::TooFewDevices { device, free, all, needed } => {
+                write!(f, "has {free} of {all} {device} free, {needed} are needed")
+            }
+            Unfit::TooLittle { resource, free, needed } => {
+                write!(f, "has {free} of {resource} free, {needed} is needed")
+            }
+        }
+    }
 }
 
 /// Looks at every node for a pod like `pod`, where `occupied` have a backup of the group already.

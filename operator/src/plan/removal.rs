@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use displaydoc::Display;
 use strum::EnumIter;
 use tailwind_crds::names::flush_claim;
 
@@ -41,61 +40,114 @@ impl fmt::Display for Removal {
 }
 
 /// Why a backup pod is removed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, EnumIter)]
 pub enum RemovalReason {
-    /// it has failed: {0}
+    /// It does not work and will not by itself.
     Failed(PodFailure),
-    /// {0}
+    /// It works and is to leave.
     Leaves(Leave),
-    /// {0}, and no other node can take a backup before it has gone
+    /// It works and is to leave before there is a successor.
     LeavesFirst(Leave),
-    /// there are more backups than spec.backups
+    /// The group has been made smaller.
     #[default]
     Surplus,
-    /// spec.hibernate is true
+    /// The group does without pods for a while.
     Hibernates,
 }
 
+impl fmt::Display for RemovalReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RemovalReason::Failed(failure) => write!(f, "it has failed: {failure}"),
+            RemovalReason::Leaves(why) => why.fmt(f),
+            RemovalReason::LeavesFirst(why) => {
+                write!(f, "{why}, and no other node can take a backup before it has gone")
+            }
+            RemovalReason::Surplus => f.write_str("there are more backups than spec.backups"),
+            RemovalReason::Hibernates => f.write_str("spec.hibernate is true"),
+        }
+    }
+}
+
 /// How far the replacement of a pod that works is. The name is that of the pod that leaves.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub(crate) enum Replacement {
-    /// replacing {0}, because {1}
     OutsideSet(String, Leave),
-    /// {0} leaves next ({1}), when the set has let go the one before
     AfterLeavingMember(String, Leave),
-    /// {0} leaves, because {1}; its successor is in the set
     AfterSuccessor(String, Leave),
-    /// a successor of {0} is catching up ({1})
     SuccessorCatchesUp(String, Leave),
-    /// {0} should go ({1}), and {2} has not joined the set in an hour: look at the log of {2}. Meanwhile one backup may be evicted
     NeverJoins(String, Leave, String),
-    /// {0} leaves next ({1}), when the others are in the set
     AfterOthersJoin(String, Leave),
-    /// {0} leaves next ({1}), when {2} has ended and its node is free
     AfterEndingPod(String, Leave, String),
-    /// creating a successor of {0} ({1})
     CreatesSuccessor(String, Leave),
-    /// {0} leaves next ({1}): a backup that failed several times is replaced first, after a pause
     AfterPause(String, Leave),
-    /// {0} leaves first, because {1} and no other node is free
     BeforeSuccessor(String, Leave),
-    /// {0} leaves, since spec.backups is {1}
     ScaledDown(String, usize),
-    /// {0} should go, and stays: {1}
     Kept(String, Withheld),
-    /// the group hibernates when no pod of the app is left: remove {0}
     HibernatesAfter(Count),
-    /// {pod} stays on {node}, although {why}, until another node can take a backup or it is evicted: {advice}. {survey}
     NoNode { pod: String, node: String, why: Leave, advice: Advice, survey: Survey },
-    /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
-    /// app
     NoPrimary { pod: String, node: String, why: Leave },
-    /// {pod} should leave {node}, because {why}. No other node can take a backup and without it {left} of minInSync
-    /// {floor} copies would be left: {advice}. {survey}
     TooFewCopies { pod: String, node: String, why: Leave, left: usize, floor: usize, advice: Advice, survey: Survey },
-    /// {pod} should leave {node}, because {why}. No other node can take a backup and not every other backup is in the
-    /// set: {advice}. {survey}
     OthersOutsideSet { pod: String, node: String, why: Leave, advice: Advice, survey: Survey },
+}
+
+impl fmt::Display for Replacement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Replacement::OutsideSet(pod, why) => write!(f, "replacing {pod}, because {why}"),
+            Replacement::AfterLeavingMember(pod, why) => {
+                write!(f, "{pod} leaves next ({why}), when the set has let go the one before")
+            }
+            Replacement::AfterSuccessor(pod, why) => {
+                write!(f, "{pod} leaves, because {why}; its successor is in the set")
+            }
+            Replacement::SuccessorCatchesUp(pod, why) => write!(f, "a successor of {pod} is catching up ({why})"),
+            Replacement::NeverJoins(pod, why, successor) => write!(
+                f,
+                "{pod} should go ({why}), and {successor} has not joined the set in an hour: look at the log of \
+                 {successor}. Meanwhile one backup may be evicted"
+            ),
+            Replacement::AfterOthersJoin(pod, why) => {
+                write!(f, "{pod} leaves next ({why}), when the others are in the set")
+            }
+            Replacement::AfterEndingPod(pod, why, ending) => {
+                write!(f, "{pod} leaves next ({why}), when {ending} has ended and its node is free")
+            }
+            Replacement::CreatesSuccessor(pod, why) => write!(f, "creating a successor of {pod} ({why})"),
+            Replacement::AfterPause(pod, why) => write!(
+                f,
+                "{pod} leaves next ({why}): a backup that failed several times is replaced first, after a pause"
+            ),
+            Replacement::BeforeSuccessor(pod, why) => {
+                write!(f, "{pod} leaves first, because {why} and no other node is free")
+            }
+            Replacement::ScaledDown(pod, backups) => write!(f, "{pod} leaves, since spec.backups is {backups}"),
+            Replacement::Kept(pod, withheld) => write!(f, "{pod} should go, and stays: {withheld}"),
+            Replacement::HibernatesAfter(pods) => {
+                write!(f, "the group hibernates when no pod of the app is left: remove {pods}")
+            }
+            Replacement::NoNode { pod, node, why, advice, survey } => write!(
+                f,
+                "{pod} stays on {node}, although {why}, until another node can take a backup or it is evicted: \
+                 {advice}. {survey}"
+            ),
+            Replacement::NoPrimary { pod, node, why } => write!(
+                f,
+                "{pod} should leave {node}, because {why}, but there is no primary that could give its copy to \
+                 another: start the app"
+            ),
+            Replacement::TooFewCopies { pod, node, why, left, floor, advice, survey } => write!(
+                f,
+                "{pod} should leave {node}, because {why}. No other node can take a backup and without it {left} of \
+                 minInSync {floor} copies would be left: {advice}. {survey}"
+            ),
+            Replacement::OthersOutsideSet { pod, node, why, advice, survey } => write!(
+                f,
+                "{pod} should leave {node}, because {why}. No other node can take a backup and not every other \
+                 backup is in the set: {advice}. {survey}"
+            ),
+        }
+    }
 }
 
 impl Replacement {
@@ -119,13 +171,20 @@ impl Replacement {
 }
 
 /// What an administrator can do about a pod that cannot leave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumIter)]
 pub(crate) enum Advice {
-    /// free or add a node
     #[default]
     AddNode,
-    /// free or add a node, or drain the node
     OrDrain,
-    /// free or add a node, or lower minInSync
     OrLowerMinInSync,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Advice::AddNode => f.write_str("free or add a node"),
+            Advice::OrDrain => f.write_str("free or add a node, or drain the node"),
+            Advice::OrLowerMinInSync => f.write_str("free or add a node, or lower minInSync"),
+        }
+    }
 }

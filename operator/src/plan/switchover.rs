@@ -4,7 +4,8 @@
 //!
 //! Called by [`plan`](super). The sidecar that is named does the work, and only from the epoch that was seen.
 
-use displaydoc::Display;
+use std::fmt;
+
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
 use strum::EnumIter;
@@ -33,17 +34,24 @@ pub(crate) fn switchover(observed: &Observed) -> SwitchoverPlan {
 }
 
 /// Why the primary's pod should hand over while its sidecar is well.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, EnumIter)]
 pub enum HandoverReason {
-    /// its app ends again and again
     #[default]
     AppCrashes,
-    /// a container of its app cannot start: {0}
     AppCannotStart(String),
-    /// it is being deleted
     PodEnds,
-    /// its node {0} is cordoned
     NodeCordoned(String),
+}
+
+impl fmt::Display for HandoverReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HandoverReason::AppCrashes => f.write_str("its app ends again and again"),
+            HandoverReason::AppCannotStart(why) => write!(f, "a container of its app cannot start: {why}"),
+            HandoverReason::PodEnds => f.write_str("it is being deleted"),
+            HandoverReason::NodeCordoned(node) => write!(f, "its node {node} is cordoned"),
+        }
+    }
 }
 
 /// The kubelet lets an app wait before it starts again, for up to five minutes, and the sidecar stays primary all that time. A

@@ -2,7 +2,8 @@
 //!
 //! Called by [`status`](super::status) and [`conditions`](super::conditions).
 
-use displaydoc::Display;
+use std::fmt;
+
 use kube::ResourceExt;
 use strum::{AsRefStr, VariantNames};
 use tailwind_crds::names::BACKUP_CONTAINER;
@@ -15,24 +16,31 @@ use super::group_state::GroupState;
 use crate::observed::condition;
 
 /// What keeps a pod from working: the variant's name is a reason of the condition Degraded, the text is as it was reported.
-#[derive(Clone, Debug, PartialEq, Eq, Display, AsRefStr, VariantNames)]
+#[derive(Clone, Debug, PartialEq, Eq, AsRefStr, VariantNames)]
 pub(crate) enum Trouble {
-    /// {0}
     DeviceMissing(String),
-    /// {0}
     MemlockTooLow(String),
-    /// {0}
     DeviceFailed(String),
-    /// {0}
     BackupNotReady(String),
-    /// {0}
     ImagePullFailed(String),
-    /// {0}
     BackupCrashes(String),
-    /// {0}
     ContainerFailed(String),
-    /// {0}
     Unscheduled(String),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::DeviceMissing(text)
+            | Trouble::MemlockTooLow(text)
+            | Trouble::DeviceFailed(text)
+            | Trouble::BackupNotReady(text)
+            | Trouble::ImagePullFailed(text)
+            | Trouble::BackupCrashes(text)
+            | Trouble::ContainerFailed(text)
+            | Trouble::Unscheduled(text) => text.fmt(f),
+        }
+    }
 }
 
 impl From<&Unready> for Trouble {
@@ -73,22 +81,36 @@ pub(crate) fn trouble(state: &GroupState<'_>, backup: &BackupPod) -> Option<Trou
     unscheduled.map(|scheduled| Trouble::Unscheduled(scheduled.message.clone().unwrap_or_default()))
 }
 
-/// {0} damaged: the primary reinstalls them from other members, see TailwindMemberDamaged
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display)]
+/// Segments that a backup should hold and lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Damage(Count);
 
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Damage(segments) = self;
+        write!(f, "{segments} damaged: the primary reinstalls them from other members, see TailwindMemberDamaged")
+    }
+}
+
 /// Why it is unknown how a sidecar or a backup is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NoReport {
-    /// it has not been asked yet
     #[default]
     NotAsked,
-    /// {0}
     Unreadable(String),
-    /// its last report is from before epoch {0}
     Outdated(u64),
-    /// its disk cannot be read
     DiskUnreadable,
+}
+
+impl fmt::Display for NoReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoReport::NotAsked => f.write_str("it has not been asked yet"),
+            NoReport::Unreadable(why) => why.fmt(f),
+            NoReport::Outdated(epoch) => write!(f, "its last report is from before epoch {epoch}"),
+            NoReport::DiskUnreadable => f.write_str("its disk cannot be read"),
+        }
+    }
 }
 
 /// What a backup reports of its own damage, if there is any.

@@ -2,7 +2,8 @@
 //!
 //! Called by [`plan`](super) before anything else: an invalid group is left as it is.
 
-use displaydoc::Display;
+use std::fmt;
+
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::names::ANNOTATION_SHAPE;
@@ -13,18 +14,35 @@ use crate::observed::Observed;
 use crate::quantity;
 
 /// A problem, for the author of the spec.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub(crate) enum Problem {
-    /// {0}
     BreaksRule(String),
-    /// durability, transport and segmentSize cannot be changed: they are {now}, and the log was created with {before}. Change
-    /// them back, or create a new group and copy the log into it
     ShapeChanged { now: String, before: String },
-    /// rdma.resourceClaimTemplateName needs Kubernetes 1.31 or later, and this is {0}: use rdma.extendedResource
     NoResourceClaims(String),
-    /// the flush volume has {has}, and a backup with segments of this size needs at least {needs}: enlarge flushVolume or
-    /// backupResources' ephemeral-storage
     FlushVolumeTooSmall { has: String, needs: String },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::BreaksRule(rule) => rule.fmt(f),
+            Problem::ShapeChanged { now, before } => write!(
+                f,
+                "durability, transport and segmentSize cannot be changed: they are {now}, and the log was created \
+                 with {before}. Change them back, or create a new group and copy the log into it"
+            ),
+            Problem::NoResourceClaims(server) => write!(
+                f,
+                "rdma.resourceClaimTemplateName needs Kubernetes 1.31 or later, and this is {server}: use \
+                 rdma.extendedResource"
+            ),
+            Problem::FlushVolumeTooSmall { has, needs } => write!(
+                f,
+                "the flush volume has {has}, and a backup with segments of this size needs at least {needs}: enlarge \
+                 flushVolume or backupResources' ephemeral-storage"
+            ),
+        }
+    }
 }
 
 /// All problems; none if the spec is valid.
