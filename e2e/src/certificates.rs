@@ -1,6 +1,7 @@
 //! Certificates for groups that speak mutual TLS, made for each test.
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -38,11 +39,13 @@ impl Authority {
         fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).context("write a key")
     }
 
-    /// Writes `ca.pem`, and what these sidecars and backups of the group `demo` need.
-    pub fn issue_group(&self, folder: &Path, sidecars: &[String], backups: &[String]) -> Result<()> {
+    /// Writes `ca.pem`, and what the sidecars and backups of these numbers need in the group `demo`: `sidecar1` and so on.
+    pub fn issue_group(&self, folder: &Path, sidecars: Range<usize>, backups: Range<usize>) -> Result<()> {
         fs::write(folder.join("ca.pem"), &self.pem).context("write the authority's certificate")?;
-        for (role, names) in [("sidecar", sidecars), ("backup", backups)] {
-            names.iter().try_for_each(|name| self.issue(folder, name, &format!("tailwind://demo/{role}/{name}")))?;
+        for (role, numbers) in [("sidecar", sidecars), ("backup", backups)] {
+            for name in numbers.map(|number| format!("{role}{number}")) {
+                self.issue(folder, &name, &format!("tailwind://demo/{role}/{name}"))?;
+            }
         }
         Ok(())
     }

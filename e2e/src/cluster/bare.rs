@@ -101,7 +101,7 @@ fn roles(namespace: &Namespace<'_>) -> [Value; 2] {
 fn secret(namespace: &Namespace<'_>) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let authority = Authority::generate()?;
-    authority.issue_group(folder.path(), &[], &[])?;
+    authority.issue_group(folder.path(), 0..0, 0..0)?;
     for role in ["sidecar", "backup"] {
         authority.issue(folder.path(), &format!("any-{role}"), &format!("tailwind://{GROUP}/{role}/any"))?;
     }

@@ -106,8 +106,7 @@ impl Fleet {
         let mut wire = Wire::create(size)?;
         let share = wire.share();
         fs::create_dir(share.join("certificates")).context("make a folder")?;
-        let names = |kind: &str| (1..=size).map(|id| format!("{kind}{id}")).collect::<Vec<_>>();
-        Authority::generate()?.issue_group(&share.join("certificates"), &names("sidecar"), &names("backup"))?;
+        Authority::generate()?.issue_group(&share.join("certificates"), 1..size + 1, 1..size + 1)?;
         let ids: Vec<usize> = (1..=size).collect();
         let machines = wire.boot(&ids, &hardware)?.into_iter().map(|machine| (machine.id(), machine)).collect();
         Ok(Fleet { machines, wire, hardware, size, apps: 0, _programs: programs })

@@ -39,10 +39,8 @@ struct Host {
 impl Hosts {
     /// Gives each process of a setup its host.
     pub fn provide(setup: Setup) -> Result<Setup> {
-        let sidecars: Vec<String> = (0..setup.sidecars).map(|index| format!("sidecar{index}")).collect();
-        let backups: Vec<String> = (0..setup.backups).map(|index| format!("backup{index}")).collect();
         let certificates = tempfile::tempdir().context("make a folder for certificates")?;
-        Authority::generate()?.issue_group(certificates.path(), &sidecars, &backups)?;
+        Authority::generate()?.issue_group(certificates.path(), 0..setup.sidecars, 0..setup.backups)?;
 
         let (pid, number) = (std::process::id(), SWITCHES.fetch_add(1, Ordering::Relaxed));
         let [a, b] = NETWORK;

@@ -32,10 +32,9 @@ on_every_fabric!(tls_group_survives_its_primary, unauthorized_callers_learn_and_
 pub(crate) fn tls_group(test: &TestContext, mut setup: Setup) -> (Group, tempfile::TempDir, Authority) {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::generate().unwrap();
-    let names = |kind: &str, count| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
-    authority.issue_group(folder.path(), &names("sidecar", setup.sidecars), &names("backup", setup.backups)).unwrap();
-    for name in &names("sidecar", setup.sidecars)[setup.sidecars - setup.readers..] {
-        authority.issue(folder.path(), name, &format!("tailwind://demo/reader/{name}")).unwrap();
+    authority.issue_group(folder.path(), 0..setup.sidecars, 0..setup.backups).unwrap();
+    for name in (setup.sidecars - setup.readers..setup.sidecars).map(|number| format!("sidecar{number}")) {
+        authority.issue(folder.path(), &name, &format!("tailwind://demo/reader/{name}")).unwrap();
     }
     setup.certificates = Some(folder.path().to_owned());
     (test.start_group(setup).unwrap(), folder, authority)
