@@ -1,15 +1,17 @@
 //! Numbers from the wire that no honest sidecar sends: a backup refuses them, says why, and is as it was before.
 
 use tailwind_protocol::backup::{
-    Backup, EPOCH_JUMP_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
+    Backup, EPOCH_JUMP_MAX, Found, Input, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::{CLAIMS_KEPT, Durability};
 use tailwind_protocol::ids::{BootId, Claim, EPOCH_MAX, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyReport, CopyState, DROP_MAX, DropRequest, FenceRequest, FlushRequest, INVENTORY_MAX,
-    OpenRequest, Purpose, Refusal, TrimRequest,
+    Caller, CloseRequest, CopyReport, CopyState, DROP_MAX, DropRequest, FenceRequest, FlushRequest, OpenRequest,
+    Purpose, Refusal, TrimRequest,
 };
+
+use crate::limits::limits;
 
 fn caller(epoch: u64) -> Caller {
     Caller { group: "g".parse().expect("a name"), log: LogId(1), epoch: Epoch(epoch) }
@@ -29,14 +31,7 @@ fn started(found: Found) -> Backup {
 }
 
 fn start(found: Found) -> (Backup, Vec<Output>) {
-    let limits = Limits {
-        slots: 4,
-        slot_size: SegmentSize::MIN.bytes(),
-        unflushed_bytes_max: u64::MAX,
-        flush_bytes_max: None,
-        copies_max: INVENTORY_MAX,
-    };
-    Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found)
+    Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits(4), found)
 }
 
 /// Bound to the log, at epoch 5, with segment 1 closed on its disk.

@@ -7,12 +7,13 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyReport, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, INVENTORY_MAX,
-    OpenPart, OpenRequest, PullRequest, PullSource, Purpose, Refusal, SOURCES_MAX, SyncPoint, SyncRequest, Synced,
-    TrimRequest,
+    Caller, CloseRequest, CopyReport, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenPart,
+    OpenRequest, PullRequest, PullSource, Purpose, Refusal, SOURCES_MAX, SyncPoint, SyncRequest, Synced, TrimRequest,
 };
 
 use tailwind_protocol::scan::Tail;
+
+use crate::limits::limits;
 
 const SLOT_SIZE: u32 = 64 << 10;
 
@@ -32,8 +33,7 @@ impl Fixture {
 
     fn bounded(found: Found, slots: u32, flush_bytes_max: Option<u64>) -> Fixture {
         let unflushed_bytes_max = u64::from(slots) * u64::from(SLOT_SIZE);
-        let limits =
-            Limits { slots, slot_size: SLOT_SIZE, unflushed_bytes_max, flush_bytes_max, copies_max: INVENTORY_MAX };
+        let limits = Limits { unflushed_bytes_max, flush_bytes_max, ..limits(slots) };
         let (backup, out) = Backup::start(group("g"), "m1".parse().expect("a name"), BootId(1), limits, found);
         let mut fixture = Fixture { backup, requests: 0, scanned: Tail::default(), sound: true, out: Vec::new() };
         fixture.carry(out);

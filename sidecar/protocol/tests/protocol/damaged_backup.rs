@@ -8,9 +8,11 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, INVENTORY_MAX, Inventory, OpenRequest, Purpose, Refusal,
+    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, Inventory, OpenRequest, Purpose, Refusal,
 };
 use tailwind_protocol::scan::Tail;
+
+use crate::limits::limits;
 
 const SLOTS: u32 = 4;
 
@@ -35,14 +37,8 @@ impl Fixture {
 
     /// The fixture of a backup that may have so many buffers lent or not yet on disk.
     fn start_within(unflushed_slots_max: u32, found: Found, tail: Tail, sound: bool) -> Fixture {
-        let slot_size = SegmentSize::MIN.bytes();
-        let limits = Limits {
-            slots: SLOTS,
-            slot_size,
-            unflushed_bytes_max: u64::from(unflushed_slots_max * slot_size),
-            flush_bytes_max: None,
-            copies_max: INVENTORY_MAX,
-        };
+        let unflushed_bytes_max = u64::from(unflushed_slots_max * SegmentSize::MIN.bytes());
+        let limits = Limits { unflushed_bytes_max, ..limits(SLOTS) };
         let (backup, out) = Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found);
         let mut fixture = Fixture { backup, requests: 0, tail, sound, out: Vec::new() };
         fixture.carry(out);

@@ -7,9 +7,10 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, FOOTER_SIZE, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, DropRequest, FenceRequest, FetchRequest, INVENTORY_MAX, OpenRequest, Purpose, Refusal,
-    TrimRequest,
+    Caller, CloseRequest, DropRequest, FenceRequest, FetchRequest, OpenRequest, Purpose, Refusal, TrimRequest,
 };
+
+use crate::limits::limits;
 
 const SLOT_SIZE: u64 = 64 << 10;
 /// The file of a full segment.
@@ -24,14 +25,7 @@ struct Fixture {
 impl Fixture {
     /// Fenced by epoch 5.
     fn new(found: Found, max: Option<u64>) -> Fixture {
-        let slot_size = SegmentSize::MIN.bytes();
-        let limits = Limits {
-            slots: 8,
-            slot_size,
-            unflushed_bytes_max: u64::MAX,
-            flush_bytes_max: max,
-            copies_max: INVENTORY_MAX,
-        };
+        let limits = Limits { flush_bytes_max: max, ..limits(8) };
         let (backup, out) = Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found);
         let mut fixture = Fixture { backup, epoch: 0, out };
         fixture.fence(5);
@@ -193,13 +187,7 @@ fn a_trimmed_file_counts_until_it_is_deleted() {
 fn a_trimmed_file_found_at_start_counts_until_deleted() {
     let promise = Promise { log: Some(LogId(1)), epoch: Epoch(4), trimmed: Lsn(21), ..Promise::default() };
     let files = (1..=3).map(|segment| (identity(segment, 4), closure(segment))).collect();
-    let limits = Limits {
-        slots: 8,
-        slot_size: SLOT_SIZE as u32,
-        unflushed_bytes_max: u64::MAX,
-        flush_bytes_max: Some(1),
-        copies_max: INVENTORY_MAX,
-    };
+    let limits = Limits { flush_bytes_max: Some(1), ..limits(8) };
     let found = Found { promise, files, ..Found::default() };
     let (backup, out) = Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found);
     let mut fixture = Fixture { backup, epoch: 4, out };

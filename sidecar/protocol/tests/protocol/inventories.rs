@@ -17,6 +17,8 @@ use tailwind_protocol::rpc::{
     TrimRequest,
 };
 
+use crate::limits::limits;
+
 const LOG: LogId = LogId(1);
 /// Epoch of the log's end, and the one that fences.
 const LED: Epoch = Epoch(5);
@@ -75,14 +77,7 @@ fn bounded(copies: u64, copies_max: usize) -> Backup {
     let promise = Promise { log: Some(LOG), epoch: LED, claim: Some(Claim(5)), ..Promise::default() };
     let files: Vec<_> = (1..=copies).map(|n| (identity(n, LED.0), closure(n, n))).collect();
     let found = Found { promise, owed: files.clone(), files, ..Found::default() };
-    let limits = Limits {
-        slots: 4,
-        slot_size: SegmentSize::MIN.bytes(),
-        unflushed_bytes_max: u64::MAX,
-        flush_bytes_max: None,
-        copies_max,
-    };
-    Backup::start(caller().group, name("m1"), BootId(1), limits, found).0
+    Backup::start(caller().group, name("m1"), BootId(1), Limits { copies_max, ..limits(4) }, found).0
 }
 
 /// The page of a fence, and what else the backup has done for it.

@@ -15,6 +15,7 @@ mod follower;
 mod fuzz_targets;
 mod group;
 mod inventories;
+mod limits;
 mod log_bytes;
 mod logs;
 #[cfg(feature = "planted-bugs")]
