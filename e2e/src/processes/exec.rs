@@ -188,15 +188,10 @@ impl Containers {
         Ok(())
     }
 
-    /// Whether one has logged this.
-    pub fn has_said(&self, index: usize, words: &str) -> bool {
-        fs::read_to_string(&self.containers[index].log).is_ok_and(|log| log.contains(words))
-    }
-
     /// Waits until a log that is trimmed early has been, and has the standby read what is left of it from the beginning.
-    pub fn replace_standby_of_trimmed_log(&self, primary: usize) -> Result<()> {
-        let trimmed = || (0..self.containers.len()).any(|index| self.has_said(index, "trimmed the log")).then_some(());
-        self.wait("the log to be trimmed", trimmed)?;
+    pub fn replace_standby_of_trimmed_log(&self, group: &Group, primary: usize) -> Result<()> {
+        let is_trimmed = || group.status(primary)["positions"]["first"].as_u64() > Some(1);
+        self.wait("the log to be trimmed", || is_trimmed().then_some(()))?;
         let (standby, before) = (1 - primary, self.ends(1 - primary));
         self.signal(standby, Signal::KILL)?;
         let ended = self.wait_for_end(standby, before)?;

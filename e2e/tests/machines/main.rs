@@ -14,6 +14,7 @@ use tailwind_e2e::machines::fleet::{Fleet, RemoteApp};
 use tailwind_e2e::machines::machine::{Hardware, Machine, Wire};
 use tailwind_e2e::processes::observer::TIMEOUT;
 use tailwind_e2e::processes::steps::OUTAGE;
+use tailwind_report::readiness::WaitsFor;
 
 /// Machines 1 to 3, each with a sidecar and a backup; machine 1 is primary, every backup is in the set. Of three copies
 /// two are needed, so that one machine may be missing, and one machine alone can acknowledge nothing.
@@ -32,10 +33,8 @@ fn standby_host_is_cut_off_and_dies() {
     fleet.wait_for_acks(&app, 500 + test.random.below(1000)).unwrap();
     let victim = 2 + test.random.below(2) as usize;
     fleet.wire().block(victim, true).unwrap();
-    let name = format!("sidecar{victim}");
-    fleet
-        .wait("it to notice that it is cut off", |fleet| Ok(fleet.logs().log(&name).contains("answer, 2 needed")))
-        .unwrap();
+    let waits = |fleet: &mut Fleet| Ok(fleet.status(victim)["waiting"]["for"] == WaitsFor::Members.as_str());
+    fleet.wait("it to notice that it is cut off", waits).unwrap();
     fleet.wait_for_members(2).unwrap();
     fleet.wait_for_acks(&app, 1000).unwrap();
     fleet.wire().block(victim, false).unwrap();

@@ -269,8 +269,10 @@ fn full_disk_does_not_stop_the_group(fabric: &str) {
     let cause = format!("it cannot write full ones to {}: No space left on device", group.flush_folder(0).display());
     let told = (0..group.sidecars()).filter(|index| group.log(&format!("sidecar{index}")).contains(&cause)).count();
     assert_eq!(told, 1, "`{cause}` is in no sidecar's log");
+    let on_disk = |group: &Group| metric(group, 0, "tailwind_backup_segments_on_disk");
+    let before = on_disk(&group);
     disk.relieve();
-    group.wait("its flushes to succeed", |group| group.log("backup0").contains("flushes succeed again")).unwrap();
+    group.wait("its flushes to succeed", |group| on_disk(group) > before).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
     check_whole(&group, &input, end).unwrap();
     group.check_logs(&[&OUTAGE[..], &["flush failed: will retry", "a member lends no buffer"]].concat()).unwrap();
@@ -519,7 +521,6 @@ fn corrupt_file_is_repaired_under_a_live_primary(fabric: &str) {
                 && damaged(group) == 0
         })
         .unwrap();
-    assert!(group.log("backup0").contains("found by the scrub"));
     assert_eq!(group.members().len(), 2, "no member was lost");
     group.kill_backup(1).unwrap();
     let leads = group.primary().unwrap();

@@ -12,6 +12,7 @@ use tailwind_e2e::processes::damage::{self, change, flip};
 use tailwind_e2e::workload::InputSequence;
 use tailwind_protocol::ids::{Epoch, LogId};
 use tailwind_protocol::layout::SEGMENT_HEADER_SIZE;
+use tailwind_report::readiness::WaitsFor;
 
 use crate::evidence_fixture::{Fixture, Shutdown};
 
@@ -32,11 +33,11 @@ on_every_fabric!(
     restored_older_promises_are_detected,
 );
 
-/// Warning while segments of the log are missing.
+/// Why it waits while segments of the log are missing.
 const INCOMPLETE: &str = "the log cannot be put together yet";
-/// Warning while no member can tell where the log ends.
+/// Why while no member can tell where the log ends.
 const NO_WITNESS: &str = "of the last set's members can tell where the log ends";
-/// Warning when the members know more than the config store.
+/// Why while the members know more than the config store.
 const OLDER: &str = "the config store is older than the log";
 
 type Damage = (&'static str, fn(&Path));
@@ -59,7 +60,7 @@ fn lose_the_last_segment(fabric: &str, durability: &'static str, shutdown: Shutd
         spoil(&file);
         let sound = fixture.closed_files(1);
         fixture.start_with(&[0]);
-        fixture.waits_for(&[INCOMPLETE], what);
+        fixture.waits_for(WaitsFor::Evidence, &[INCOMPLETE], what);
         fixture.group.start_backup(1).unwrap();
         fixture.check_healthy();
         fixture.check_kept(1, &sound);
@@ -113,8 +114,7 @@ fn last_copy_is_not_discarded(fabric: &str) {
     flip(lost, 20).unwrap();
     let bad = fs::read(lost).unwrap();
     fixture.start_with(&[0]);
-    fixture.waits_for(&[INCOMPLETE], "the only copy");
-    fixture.wait_for_status("evidence");
+    fixture.waits_for(WaitsFor::Evidence, &[INCOMPLETE], "the only copy");
     // Files from a backup copy of the folder heal it.
     fixture.end_all(Shutdown::PowerLoss, false);
     fs::write(lost, good).unwrap();
@@ -125,7 +125,7 @@ fn last_copy_is_not_discarded(fabric: &str) {
     fixture.end_all(Shutdown::PowerLoss, false);
     flip(lost, 20).unwrap();
     fixture.start_with(&[0]);
-    fixture.waits_for(&[INCOMPLETE], "the only copy, once more");
+    fixture.waits_for(WaitsFor::Evidence, &[INCOMPLETE], "the only copy, once more");
     fixture.group.kill_sidecar(0).unwrap();
     fixture.start_accepting_loss(&log, accepted);
     let inputs = InputSequence(vec![(1, fixture.input), (accepted + 1, fixture.other_input())]);
@@ -161,7 +161,7 @@ fn damaged_open_file_is_detected(fabric: &str) {
     fs::write(&file, older).unwrap();
     let sound = fixture.closed_files(1);
     fixture.start_with(&[0]);
-    fixture.waits_for(&[NO_WITNESS], "an older file");
+    fixture.waits_for(WaitsFor::Evidence, &[NO_WITNESS], "an older file");
     fixture.group.start_backup(1).unwrap();
     fixture.check_healthy();
     fixture.check_kept(1, &sound);
@@ -189,7 +189,7 @@ fn lose_open_file_and_notes(fabric: &str, what: &str, spoil: fn(&Path)) {
     spoil(&file);
     let sound = fixture.closed_files(1);
     fixture.start_with(&[0]);
-    fixture.waits_for(&[NO_WITNESS], what);
+    fixture.waits_for(WaitsFor::Evidence, &[NO_WITNESS], what);
     fixture.group.start_backup(1).unwrap();
     fixture.check_healthy();
     fixture.check_kept(1, &sound);
@@ -211,7 +211,7 @@ fn lose_open_files(fabric: &str, damaged: &[usize], what: &str, spoil: fn(&Path)
     files.iter().for_each(|file| spoil(file));
     let sound = fixture.closed_files(late);
     fixture.start_with(damaged);
-    fixture.waits_for(&[NO_WITNESS], what);
+    fixture.waits_for(WaitsFor::Evidence, &[NO_WITNESS], what);
     fixture.group.start_backup(late).unwrap();
     fixture.check_healthy();
     fixture.check_kept(late, &sound);
@@ -232,8 +232,7 @@ fn restored_older_config_store_is_detected(fabric: &str) {
         let newer = damage::store(&config).unwrap();
         damage::put_back(&config, &older).unwrap();
         fixture.start_with(&[]);
-        fixture.waits_for(&[OLDER], "the config store");
-        fixture.wait_for_status("newer-config-store");
+        fixture.waits_for(WaitsFor::NewerConfigStore, &[OLDER], "the config store");
         damage::put_back(&config, &newer).unwrap();
         fixture.check_healthy();
         assert!(fixture.group.status(0)["waiting"].is_null(), "the wait is over");
@@ -291,7 +290,7 @@ fn lose_buffers(fabric: &str, spoil: fn(&Path)) {
 fn assert_lost_buffers_are_missed(mut fixture: Fixture) {
     let sound = fixture.closed_files(1);
     fixture.start_with(&[0]);
-    fixture.waits_for(&[NO_WITNESS], "its buffers");
+    fixture.waits_for(WaitsFor::Evidence, &[NO_WITNESS], "its buffers");
     fixture.group.start_backup(1).unwrap();
     fixture.check_healthy();
     fixture.check_kept(1, &sound);
@@ -324,7 +323,7 @@ fn misread_files(fabric: &str, spoil: fn(&Path)) {
     let strange: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     let sound = fixture.closed_files(1);
     fixture.start_with(&[0]);
-    fixture.waits_for(&[INCOMPLETE, NO_WITNESS], "all of its files");
+    fixture.waits_for(WaitsFor::Evidence, &[INCOMPLETE, NO_WITNESS], "all of its files");
     fixture.group.start_backup(1).unwrap();
     fixture.check_healthy();
     fixture.check_kept(1, &sound);
@@ -345,11 +344,11 @@ fn restored_older_promises_are_detected(fabric: &str) {
         fs::write(promise, bytes).unwrap();
     }
     fixture.start_with(&[0, 1]);
-    fixture.waits_for(&[NO_WITNESS], "both promises");
+    fixture.waits_for(WaitsFor::Evidence, &[NO_WITNESS], "both promises");
     // A second start does not forget it.
     fixture.group.kill_all().unwrap();
     fixture.start_with(&[0, 1]);
-    fixture.waits_for(&[NO_WITNESS], "both promises, once more");
+    fixture.waits_for(WaitsFor::Evidence, &[NO_WITNESS], "both promises, once more");
     fixture.group.kill_sidecar(0).unwrap();
     fixture.start_accepting_loss(&log, fixture.end);
     fixture.check_healthy();

@@ -12,6 +12,7 @@ use tailwind_e2e::processes::damage::{self, Files};
 use tailwind_e2e::processes::group::{Group, Process};
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary};
 use tailwind_e2e::workload::{Input, Numbered};
+use tailwind_report::readiness::{Waiting, WaitsFor};
 
 /// How all processes end.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +35,6 @@ const DAMAGE: [&str; 8] = [
     "error: closed segment is corrupt",
 ];
 
-const SIDECAR: &str = "sidecar0";
 /// Bytes of an open file that is large enough to damage.
 const OPEN_BYTES_MIN: u64 = 4096;
 /// Half a segment.
@@ -48,8 +48,6 @@ pub(crate) struct Fixture {
     pub(crate) input: Numbered,
     /// The last acknowledged record.
     pub(crate) end: u64,
-    /// Bytes of the sidecar's log before its last start.
-    log_offset: usize,
     _test: TestContext,
 }
 
@@ -61,7 +59,7 @@ impl Fixture {
         (setup.backups, setup.copies, setup.sidecars) = (backups, backups, 1);
         setup.sidecar_options.push(("--durability", durability.to_owned()));
         let group = test.start_group(setup).unwrap();
-        Fixture { group, input: test.input(), end: 0, log_offset: 0, _test: test }
+        Fixture { group, input: test.input(), end: 0, _test: test }
     }
 
     /// Appends records; all are acknowledged.
@@ -160,25 +158,20 @@ impl Fixture {
     }
 
     fn start_sidecar(&mut self, flag: &'static str, value: String) {
-        self.log_offset = self.group.log(SIDECAR).len();
         self.group.setup_mut().sidecar_options.push((flag, value));
         self.group.start_sidecar(0).unwrap();
     }
 
-    /// Waits until the sidecar logs that it waits, and why. Nothing is decided by then.
-    pub(crate) fn waits_for(&self, words: &[&str], what: &str) {
-        let log = || self.group.log(SIDECAR).split_off(self.log_offset);
-        let waits =
-            || log().lines().any(|line| line.contains("WARN") && words.iter().any(|words| line.contains(words)));
-        let leads = || log().contains("recovered the log");
-        self.group.wait(&format!("a warning about the loss of {what}"), |_| waits() || leads()).unwrap();
-        assert!(!leads() && self.group.primary().is_none(), "{what} is lost, and it continues\n{}", log());
-    }
-
-    /// The status names what the sidecar waits for.
-    pub(crate) fn wait_for_status(&self, word: &str) {
-        let waits = |group: &Group| group.status(0)["waiting"]["for"] == word;
-        self.group.wait(&format!("a status that waits for {word}"), waits).unwrap();
+    /// Waits until the sidecar reports that it waits for this, and says one of these words why. Nothing is decided by then.
+    pub(crate) fn waits_for(&self, wanted: WaitsFor, words: &[&str], what: &str) {
+        let leads = || self.group.primary().is_some();
+        let waits = |group: &Group| {
+            let waiting = serde_json::from_value::<Waiting>(group.status(0)["waiting"].take()).ok();
+            waiting.filter(|waiting| waiting.what == wanted).map(|waiting| waiting.why).or(leads().then(String::new))
+        };
+        let why = self.group.wait_for(&format!("a wait for {wanted} after the loss of {what}"), waits).unwrap();
+        assert!(!leads(), "{what} is lost, and it continues\n{}", self.group.last_lines(25));
+        assert!(words.iter().any(|words| why.contains(words)), "{what} is lost, and it says: {why}");
     }
 
     /// Everything that was acknowledged is there.

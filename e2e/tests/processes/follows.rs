@@ -281,15 +281,16 @@ fn what_was_trimmed_is_refused_everywhere(fabric: &str) {
             let mut follow = client.follow(Lsn(1)).unwrap();
             loop {
                 match follow.next_event() {
-                    Err(Error::Trimmed { message }) => return message.contains(&format!("begins at LSN {first}")),
+                    Err(Error::Trimmed { message }) => return Some(message),
                     // The board may tell of the trim a little later; and what is still there may be read.
-                    Ok(Some(FollowEvent::CaughtUp { .. } | FollowEvent::Turn { .. })) => return false,
+                    Ok(Some(FollowEvent::CaughtUp { .. } | FollowEvent::Turn { .. })) => return None,
                     Ok(_) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
         };
-        group.wait("the trim to be known", trimmed).unwrap();
+        let message = group.wait_for("the trim to be known", trimmed).unwrap();
+        assert!(message.contains(&format!("begins at LSN {first}")), "{message}");
         let mut client = client_of(&group, sidecar);
         let mut follow = client.follow(first).unwrap();
         let mut next = first.0;

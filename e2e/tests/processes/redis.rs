@@ -155,7 +155,7 @@ impl Fixture {
             let (primary, mut redis) = wait_until_whole(&self.group, &self.servers).unwrap();
             // The log has to have grown by more than twice the files.
             redis.ask(&["BGREWRITEAOF"]).unwrap();
-            self.servers.containers.replace_standby_of_trimmed_log(primary).unwrap();
+            self.servers.containers.replace_standby_of_trimmed_log(&self.group, primary).unwrap();
         }
         for client in std::mem::take(&mut self.clients) {
             client.finish().unwrap_or_else(|error| panic!("{error:#}"));

@@ -123,7 +123,7 @@ impl Fixture {
     fn end(mut self) {
         if self.options == TRIMMED_EARLY {
             let (primary, _) = wait_until_whole(&self.group, &self.services).unwrap();
-            self.services.containers.replace_standby_of_trimmed_log(primary).unwrap();
+            self.services.containers.replace_standby_of_trimmed_log(&self.group, primary).unwrap();
         }
         let clients = std::mem::take(&mut self.clients).into_iter().enumerate();
         let lasts = clients.map(|(number, client)| {
