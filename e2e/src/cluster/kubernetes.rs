@@ -26,7 +26,7 @@ use crate::wait::poll;
 /// shared by all nodes.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 /// How often a condition is looked at.
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long the API server may take to answer: frozen, it never does.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 

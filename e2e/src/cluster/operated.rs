@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::ack_oracle::OracleReport;
 use super::container_logs::ContainerLogs;
@@ -271,8 +272,16 @@ impl<'c> OperatedGroup<'c> {
     }
 
     /// Waits until the operator has seen the spec and the group is in this phase.
-    pub fn wait_for_phase(&self, phase: &str) -> Result<Value> {
-        self.wait_for(&format!("phase {phase}"), |group| is_seen(group) && text(group, "/status/phase") == phase)
+    pub fn wait_for_phase(&self, phase: Phase) -> Result<Value> {
+        self.wait_for_status(&format!("phase {phase:?}"), |status| status.phase == Some(phase))
+    }
+
+    /// Waits until the operator has seen the spec and the status meets a condition; the group as it is then.
+    pub fn wait_for_status(&self, what: &str, condition: impl Fn(&ReplicaGroupStatus) -> bool) -> Result<Value> {
+        self.wait_for(what, |group| {
+            let status = serde_json::from_value::<ReplicaGroupStatus>(group["status"].clone());
+            is_seen(group) && status.is_ok_and(|status| condition(&status))
+        })
     }
 
     /// Waits until nothing is left to do: so many members, nothing on the move, a standby ready, and records acknowledged.
@@ -365,13 +374,6 @@ impl<'c> OperatedGroup<'c> {
             Ok((name, log.matches("certificate reloaded").count()))
         };
         containers.map(count).collect()
-    }
-
-    /// How often these words are in the operators' logs.
-    pub fn count_in_operator_logs(&self, words: &str) -> Result<usize> {
-        let pods = self.namespace.cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))?;
-        let log = |pod: &Value| self.namespace.cluster.kubectl(&["logs", "-n", HOME, text(pod, "/metadata/name")], "");
-        pods.iter().map(|pod| Ok(log(pod)?.matches(words).count())).sum()
     }
 
     /// Has the operator look at the group: it does not watch secrets.

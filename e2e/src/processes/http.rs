@@ -3,7 +3,7 @@
 //! Used by the tests; the connection may be anything that carries bytes, so that TLS can be tried from outside.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -37,6 +37,13 @@ pub fn connect(port: u16) -> io::Result<TcpStream> {
 /// Asks with GET in plain HTTP.
 pub fn get(port: u16, path: &str) -> io::Result<HttpResponse> {
     request(&mut connect(port)?, "GET", path, b"")
+}
+
+/// The same at any address, to which a connection takes no longer than an answer.
+pub fn get_from(address: SocketAddr, path: &str) -> io::Result<HttpResponse> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    request(&mut stream, "GET", path, b"")
 }
 
 /// Asks over a connection and reads to its end.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use tailwind_crds::Phase;
 use tailwind_e2e::cluster::kubernetes::{Cluster, text};
 use tailwind_e2e::cluster::operated::{OperatedGroup, spec};
 use tailwind_e2e::context::note;
@@ -119,7 +120,7 @@ fn group_comes_back_from_its_claims() {
     let began = Instant::now();
     group.start_apps(0).unwrap();
     group.change(&json!({"spec": {"hibernate": true}})).unwrap();
-    group.wait_for_phase("Hibernated").unwrap();
+    group.wait_for_phase(Phase::Hibernated).unwrap();
     note(&format!("the group hibernates: {:?}", began.elapsed()));
     assert!(group.backups().unwrap().is_empty());
     assert_eq!(claims(&group), before);

@@ -6,11 +6,15 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+use tailwind_crds::Phase;
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
 use tailwind_e2e::cluster::namespace::Load;
-use tailwind_e2e::cluster::operated::{FITS, OperatedGroup, SIDECAR, spec};
+use tailwind_e2e::cluster::operated::{FITS, OperatedGroup, spec};
+use tailwind_e2e::cluster::reports::{backup_report, sidecar_report};
 use tailwind_e2e::context::note;
+use tailwind_report::sidecar::{MemberReport, MemberState};
 
 use super::operated::{OUTAGE, condition, outage_and};
 
@@ -35,19 +39,23 @@ fn uids(pods: &[Value]) -> BTreeSet<String> {
     pods.iter().map(|pod| text(pod, "/metadata/uid").to_owned()).collect()
 }
 
-/// Waits until this primary says that both members refuse to lend, for want of room.
+/// Waits until this primary reports that both members refuse to lend, and their folders are full.
 fn wait_for_full_members(group: &OperatedGroup<'_>, primary: &str) {
-    let cluster = group.namespace.cluster;
-    let namespace = group.namespace.name.as_str();
-    let status = ["tailwind-sidecar", "status", "--socket", "/run/tailwind/log.sock"];
-    let ask = [&["exec", "-n", namespace, primary, "-c", SIDECAR, "--"], &status[..]].concat();
     let members = group.members().unwrap();
     let full = || {
-        let status = cluster.kubectl(&ask, "")?;
-        let is_full = |member: &String| status.contains(&format!("the flush folder of backup {member} is full"));
-        Ok(members.iter().all(is_full).then_some(()))
+        let report = sidecar_report(&group.namespace.pod(primary)?)?;
+        // A member says why it lends no buffer, and otherwise nothing.
+        let refuses =
+            |member: &MemberReport| member.in_set && member.state == MemberState::InSet && member.why.is_some();
+        for name in &members {
+            let found = report.members.iter().find(|member| member.name == *name);
+            ensure!(found.is_some_and(refuses), "{name}: {found:?}");
+            let folder = backup_report(&group.namespace.pod(name)?)?.folder.context("a bound")?;
+            ensure!(folder.bytes <= folder.max && folder.bytes > folder.max * 8 / 10, "{name}: {folder:?}");
+        }
+        Ok(Some(()))
     };
-    cluster.wait("both members to refuse to lend", full).unwrap();
+    group.namespace.cluster.wait("both members to refuse to lend", full).unwrap();
 }
 
 /// The spec names no size. The limit by which the kubelet evicts comes from the namespace.
@@ -64,13 +72,14 @@ fn limit_that_admission_sets_bounds_the_log() {
     let range = json!({"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}});
     cluster.apply(&[range]).unwrap();
     group.ask_for(spec(2)).unwrap();
-    group.wait_for_phase("WaitingForApp").unwrap();
+    group.wait_for_phase(Phase::WaitingForApp).unwrap();
     // 64 MiB are for the container's logs, 5 % for the file system, and a segment of 256 KiB for the moment of a replacement.
-    let bound = format!("\"flush_bytes_max\":{}", (100 - 5) * MI - 256 * 1024);
+    let bound = (100 - 5) * MI - 256 * 1024;
     for backup in group.backups().unwrap() {
+        assert_eq!(backup_report(&backup).unwrap().folder.map(|folder| folder.max), Some(bound));
         let log = cluster.kubectl(&["logs", "-n", &group.namespace.name, &name(&backup)], "").unwrap();
         let ready = log.lines().find(|line| line.contains("flush_bytes_from")).unwrap();
-        assert!(ready.contains(&bound) && ready.contains("the pod's limit of ephemeral-storage"), "{ready}");
+        assert!(ready.contains("the pod's limit of ephemeral-storage"), "{ready}");
     }
 }
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, text};
-use tailwind_e2e::cluster::operated::{HOME, OperatedGroup, SIDECAR, spec};
+use tailwind_e2e::cluster::operated::{OperatedGroup, SIDECAR, spec};
+use tailwind_e2e::cluster::reports::operator_metric;
 use tailwind_e2e::context::note;
 
 use crate::operated::{OUTAGE, condition};
@@ -46,6 +47,7 @@ fn two_hundred_groups_are_idle() {
     note(&format!("{GROUPS} groups wait for a node after {:?}", began.elapsed()));
 
     let (began, before) = (Instant::now(), requests(&cluster).unwrap());
+    // What is measured is the time in which nothing happens.
     std::thread::sleep(MEASURED);
     let (after, elapsed) = (requests(&cluster).unwrap(), began.elapsed());
     let most = REQUESTS_MAX * (GROUPS + 1) * usize::try_from(elapsed.as_secs()).unwrap() / 60;
@@ -106,28 +108,11 @@ fn settled(group: &OperatedGroup<'_>, names: &[String]) -> Result<Option<()>> {
 type Requests = BTreeMap<String, u64>;
 
 fn requests(cluster: &Cluster) -> Result<Requests> {
-    samples(cluster, "tailwind_operator_api_requests_total{")
+    operator_metric(cluster, "tailwind_operator_api_requests_total")
 }
 
 fn memory(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
-    samples(cluster, "process_resident_memory_bytes ")
-}
-
-/// The samples that begin so, of all operators. Fails if one has none.
-fn samples(cluster: &Cluster, begin: &str) -> Result<BTreeMap<String, u64>> {
-    let mut samples = BTreeMap::new();
-    for pod in cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))? {
-        let name = text(&pod, "/metadata/name");
-        let page = format!("/api/v1/namespaces/{HOME}/pods/{name}:8080/proxy/metrics");
-        let page = cluster.kubectl(&["get", "--raw", &page], "")?;
-        let lines: Vec<&str> = page.lines().filter(|line| line.starts_with(begin)).collect();
-        ensure!(!lines.is_empty(), "no {begin} of {name} in {page}");
-        for line in lines {
-            let (sample, value) = line.rsplit_once(' ').context("a sample")?;
-            samples.insert(format!("{name} {sample}"), value.parse().with_context(|| line.to_owned())?);
-        }
-    }
-    Ok(samples)
+    operator_metric(cluster, "process_resident_memory_bytes")
 }
 
 fn total(requests: &Requests) -> usize {

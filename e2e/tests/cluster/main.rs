@@ -18,7 +18,7 @@ mod webhook;
 
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tailwind_e2e::cluster::bare;
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
 use tailwind_e2e::cluster::namespace::{Namespace, distribution, image};
@@ -46,8 +46,10 @@ fn pod_reaches_the_api_server() {
         .wait("the pod to end", || Ok((text(&namespace.pod("asks")?, "/status/phase") == "Succeeded").then_some(())))
         .unwrap();
     let log = cluster.kubectl(&["logs", "-n", &namespace.name, "asks"], "").unwrap();
+    let refusal: Value = serde_json::from_str(&log).unwrap_or_else(|error| panic!("{error}: {log}"));
+    assert_eq!((&refusal["code"], &refusal["reason"]), (&json!(403), &json!("Forbidden")), "{log}");
     let account = format!("system:serviceaccount:{}:default", namespace.name);
-    assert!(log.contains(&account) && log.contains("Forbidden"), "expected a refusal: {log}");
+    assert!(text(&refusal, "/message").contains(&account), "{log}");
 }
 
 /// The API server finds a webhook behind a service, although services have no addresses here.

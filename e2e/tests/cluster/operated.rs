@@ -10,12 +10,14 @@ use std::time::{Duration, Instant, SystemTime};
 use k8s_openapi::ByteString;
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair};
 use serde_json::{Value, json};
+use tailwind_crds::{BackupState, BackupStatus, Phase, ReplicaGroupStatus};
 use tailwind_e2e::cluster::ack_oracle::OracleReport;
-use tailwind_e2e::cluster::kubernetes::{Cluster, TIMEOUT, holds, text};
+use tailwind_e2e::cluster::kubernetes::{Cluster, POLL_INTERVAL, TIMEOUT, holds, text};
 use tailwind_e2e::cluster::namespace::{Load, distribution, image, image_name};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, OperatedGroup, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
 };
+use tailwind_e2e::cluster::reports::failed_looks;
 use tailwind_e2e::context::{note, rounds};
 
 /// A condition of a group; null if it has none of this type.
@@ -44,7 +46,7 @@ fn group_lifecycle() {
     note(&format!("the chart is installed: {:?}", began.elapsed()));
     let began = Instant::now();
     group.ask_for(spec(2)).unwrap();
-    group.wait_for_phase("WaitingForApp").unwrap();
+    group.wait_for_phase(Phase::WaitingForApp).unwrap();
     note(&format!("a group waits for its app: {:?}", began.elapsed()));
     group.start_apps(2).unwrap();
     group.namespace.wait_for_report("the first acks", |report| report.acked > 0).unwrap();
@@ -83,10 +85,10 @@ fn group_lifecycle() {
     leads(&group, to).unwrap();
 
     group.change(&json!({"spec": {"fenced": true}})).unwrap();
-    group.wait_for_phase("Fenced").unwrap();
+    group.wait_for_phase(Phase::Fenced).unwrap();
     let fenced = group.namespace.report().unwrap();
     group.change(&json!({"spec": {"fenced": false}})).unwrap();
-    group.wait_for_phase("Ready").unwrap();
+    group.wait_for_phase(Phase::Ready).unwrap();
     group.namespace.wait_for_acks(200).unwrap();
     let after = group.namespace.report().unwrap();
     let pause =
@@ -343,8 +345,9 @@ fn backups_are_replaced_and_drained() {
     std::thread::scope(|scope| {
         let drained = scope.spawn(|| cluster.kubectl(&drain, ""));
         while !drained.is_finished() {
+            // Again and again: it is the fewest that counts.
             count_members(&group.get().unwrap());
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(POLL_INTERVAL);
         }
         drained.join().unwrap().unwrap();
     });
@@ -360,6 +363,10 @@ fn backups_are_replaced_and_drained() {
 }
 
 // ---- The cluster around a group ---------------------------------------------------------------------------------------------
+
+/// Nothing may take over in this time, several times that after which a standby misses its primary. A busy machine, on which it
+/// notices later, only tests less.
+const WITHOUT_FAILOVER: Duration = Duration::from_secs(3);
 
 /// Appends continue without an API server. If a member dies then, appends stop until the API server is back: only it may
 /// decide.
@@ -387,7 +394,7 @@ fn api_server_outage() {
     cluster.api("freeze").unwrap();
     group.namespace.wait_for_acks(2000).unwrap();
     cluster.kill(&container).unwrap();
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(WITHOUT_FAILOVER);
     assert!(
         group.namespace.report().unwrap().sessions.iter().all(|session| session.epoch <= epoch),
         "a failover without the API server"
@@ -563,6 +570,10 @@ fn chart_is_upgraded_and_reinstalled() {
     group.finish(&outage_and(UNINSTALLED)).unwrap();
 }
 
+/// Time for a few tries at what is refused, which come five seconds apart and then more. It is watched to its end: a busy machine
+/// only tries less often.
+const UNHURRIED: Duration = Duration::from_secs(10);
+
 /// A group that breaks a rule, one whose nodes are too few until one more appears, one whose devices are: each status says why.
 #[test]
 fn impossible_requests_are_reported() {
@@ -578,7 +589,7 @@ fn impossible_requests_are_reported() {
     let rule = "minInSync must not be greater than backups";
     match group.ask_for(with(&[("minInSync", json!(3))])) {
         Ok(()) => {
-            let invalid = group.wait_for_phase("Invalid").unwrap();
+            let invalid = group.wait_for_phase(Phase::Invalid).unwrap();
             assert!(text(&invalid, "/status/phaseReason").contains(rule), "{}", invalid["status"]);
             assert!(group.backups().unwrap().is_empty());
             group.delete().unwrap();
@@ -598,18 +609,24 @@ fn impossible_requests_are_reported() {
     cluster.wait("the quota to count", counted).unwrap();
     group.ask_for(spec(2)).unwrap();
     let words = |group: &Value| text(&condition(group, "Degraded"), "/message").to_owned();
-    let refused = group.wait_for("the quota in the status", |group| words(group).contains("exceeded quota")).unwrap();
+    let is_degraded_by = |group: &Value, reason: &str| condition(group, "Degraded")["reason"] == reason;
+    let is_ready = |backup: &&BackupStatus| backup.state == BackupState::Spare;
+    let one = |status: &ReplicaGroupStatus| {
+        status.phase == Some(Phase::Pending) && status.backups.iter().filter(is_ready).count() == 1
+    };
+    group.wait_for_status("the backup that there is room for", one).unwrap();
+    let refused = group.wait_for("the refusal in the status", |group| is_degraded_by(group, "ApiRefused")).unwrap();
     note(&format!("a quota is in the way: {}", words(&refused)));
-    assert_eq!(text(&condition(&refused, "Degraded"), "/reason"), "ApiRefused");
+    assert!(words(&refused).contains("exceeded quota"), "{}", words(&refused));
     // It is asked for again, but not in a hurry, once nothing else changes.
-    let one = |group: &Value| text(group, "/status/phaseReason") == "1 of 2 backups are ready";
-    group.wait_for("the other backup", one).unwrap();
-    let before = group.count_in_operator_logs("reconcile failed").unwrap();
-    std::thread::sleep(Duration::from_secs(10));
-    let more = group.count_in_operator_logs("reconcile failed").unwrap() - before;
-    assert!(more <= 4, "{more} tries in 10 s");
+    let before = failed_looks(&cluster).unwrap();
+    cluster.wait("another try", || Ok((failed_looks(&cluster)? > before).then_some(()))).unwrap();
+    let before = failed_looks(&cluster).unwrap();
+    std::thread::sleep(UNHURRIED);
+    let more = failed_looks(&cluster).unwrap() - before;
+    assert!(more <= 4, "{more} tries in {UNHURRIED:?}");
     cluster.delete(&quota).unwrap();
-    group.wait_for_phase("WaitingForApp").unwrap();
+    group.wait_for_phase(Phase::WaitingForApp).unwrap();
     group.delete().unwrap();
     cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
 
@@ -634,9 +651,9 @@ fn impossible_requests_are_reported() {
     }
     group.wait_for("every backup to have a node", |group| placeable(group)["status"] == "True").unwrap();
     // No node has a real RDMA device, and a backup that must use one logs an error and ends.
-    let crash = group.wait_for("backups to say why they end", |group| words(group).contains("RDMA")).unwrap();
+    let crash = group.wait_for("backups to end", |group| is_degraded_by(group, "BackupCrashes")).unwrap();
     note(&format!("there are no devices: {}", words(&crash)));
-    assert_eq!(text(&condition(&crash, "Degraded"), "/reason"), "BackupCrashes");
+    assert!(words(&crash).contains("RDMA"), "{}", words(&crash));
     group.delete().unwrap();
     cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
 
@@ -649,7 +666,7 @@ fn impossible_requests_are_reported() {
     group.ask_for(with(&[("backups", json!(3)), ("placement", placement)])).unwrap();
     group.start_apps(2).unwrap();
     group.namespace.wait_for_report("the first acks", |report| report.acked > 0).unwrap();
-    let stuck = group.wait_for_phase("Degraded").unwrap();
+    let stuck = group.wait_for_phase(Phase::Degraded).unwrap();
     note(&format!("nodes are too few: {}", text(&placeable(&stuck), "/message")));
     assert_eq!(placeable(&stuck)["status"], "False");
     let began = Instant::now();

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tailwind_crds::ReaderStatus;
 use tailwind_e2e::cluster::kubernetes::{Cluster, text};
 use tailwind_e2e::cluster::operated::{GROUP, OperatedGroup, SIDECAR, spec};
+use tailwind_e2e::cluster::reports::sidecar_readiness;
 
 use crate::operated::outage_and;
 use crate::service::{PORT, primary_with_standby, store};
@@ -87,13 +89,13 @@ fn wait_for_value(group: &OperatedGroup<'_>, value: &str) {
     shown.unwrap();
 }
 
-/// Waits until the status says this of every reader; the status.
-fn wait_for_status(group: &OperatedGroup<'_>, what: &str, such: impl Fn(&Value) -> bool) -> Value {
-    let shown = group.wait_for(what, |group| {
-        let readers = group["status"]["readers"].as_array().map_or(&[][..], Vec::as_slice);
-        group["status"]["readerCount"] == READERS && readers.len() == READERS && readers.iter().all(&such)
+/// Waits until the operator has seen the spec, and the status says this of every reader.
+fn wait_for_status(group: &OperatedGroup<'_>, what: &str, such: impl Fn(&ReaderStatus) -> bool) {
+    let shown = group.wait_for_status(what, |status| {
+        let all = [status.readers.len(), status.reader_count.unwrap_or_default() as usize] == [READERS; 2];
+        all && status.readers.iter().all(&such)
     });
-    shown.unwrap()
+    shown.unwrap();
 }
 
 /// Starts of the sidecars' containers after their first.
@@ -119,7 +121,7 @@ fn readers_answer_through_a_failover_and_while_they_may() {
     let primary = primary_with_standby(&group, 2);
     write(&group, "before");
     wait_for_value(&group, "before");
-    let follows = |reader: &Value| reader["stale"] == false && reader["from"].is_string() && reader["lsn"].is_u64();
+    let follows = |reader: &ReaderStatus| !reader.stale && reader.from.is_some() && reader.lsn.is_some();
     wait_for_status(&group, "the readers in the status", follows);
     let table = cluster.kubectl(&["get", "rg", GROUP, "-n", &group.namespace.name, "-o", "wide"], "").unwrap();
     assert!(table.lines().next().is_some_and(|titles| titles.contains("READERS")), "{table}");
@@ -134,17 +136,13 @@ fn readers_answer_through_a_failover_and_while_they_may() {
 
     group.change(&json!({"spec": {"reads": "Disabled"}})).unwrap();
     wait_for_status(&group, "the readers to be refused", |reader| {
-        reader["stale"] == true && text(reader, "/message").contains("spec.reads is Disabled")
+        reader.stale && reader.from.is_none() && reader.lsn.is_none() && reader.message.is_some()
     });
-    let refused = |reader: &Value| {
-        let name = text(reader, "/metadata/name");
-        cluster.kubectl(&["logs", "-n", &group.namespace.name, name, "-c", SIDECAR], "")
+    let refuses = || {
+        let codes = readers(&group)?.into_iter().map(|reader| Ok(sidecar_readiness(&reader)?.status));
+        Ok((codes.collect::<Result<Vec<_>>>()? == [503; READERS]).then_some(()))
     };
-    let told = || {
-        let logs = readers(&group)?.iter().map(refused).collect::<Result<Vec<_>>>()?;
-        Ok(logs.iter().all(|log| log.contains("spec.reads: Disabled")).then_some(()))
-    };
-    cluster.wait("the readers' sidecars to say why", told).unwrap();
+    cluster.wait("the readers' sidecars to refuse", refuses).unwrap();
     write(&group, "meanwhile");
     for reader in readers(&group).unwrap() {
         let answer = ask(&reader, "GET key").unwrap();
@@ -152,6 +150,11 @@ fn readers_answer_through_a_failover_and_while_they_may() {
     }
     group.change(&json!({"spec": {"reads": "Enabled"}})).unwrap();
     wait_for_value(&group, "meanwhile");
+    for reader in readers(&group).unwrap() {
+        let sidecar = [text(&reader, "/metadata/name"), "-c", SIDECAR];
+        let log = cluster.kubectl(&[&["logs", "-n", &group.namespace.name], &sidecar[..]].concat(), "").unwrap();
+        assert!(log.contains("spec.reads: Disabled"), "a sidecar has not said why: {log}");
+    }
     assert_eq!(restarts(&group), [0; READERS], "none of them has ended");
     group.finish_without_log(&outage_and(&["the turn as primary is over", "spec.reads: Disabled"])).unwrap();
 }

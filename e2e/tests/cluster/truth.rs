@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tailwind_e2e::cluster::kubernetes::{Cluster, text};
+use tailwind_e2e::cluster::kubernetes::{Cluster, POLL_INTERVAL, text};
 use tailwind_e2e::cluster::operated::{OperatedGroup, spec};
 use tailwind_e2e::context::note;
+use tailwind_e2e::wait::poll;
 
 use crate::operated::outage_and;
 
@@ -33,18 +34,17 @@ fn dead_member_is_not_counted() {
     let (node, member) = members.into_iter().find(|(node, _)| *node != home).unwrap();
     cluster.node(&node, "kill").unwrap();
     let began = Instant::now();
-    let after = loop {
+    let no_longer_counted = || {
         let group = group.get().unwrap();
         // Three others are true as well.
         let log = &group["status"]["log"];
         let members = log["members"].as_array().map_or(0, Vec::len);
         let replaced = members == 3 && !log.to_string().contains(&member);
-        if !claims_three_copies(&group) || replaced {
-            break group;
-        }
-        assert!(began.elapsed() < STATUS_DEADLINE, "{member} on dead {node} is counted: {}", group["status"]);
-        std::thread::sleep(Duration::from_millis(200));
+        (!claims_three_copies(&group) || replaced).then_some(group)
     };
+    let after = poll(STATUS_DEADLINE, POLL_INTERVAL, no_longer_counted);
+    let after =
+        after.unwrap_or_else(|| panic!("{member} on dead {node} is counted: {}", group.get().unwrap()["status"]));
     note(&format!(
         "a member's node is dead: after {:?} the status says {} copies, phase {}, while its pod is {}",
         began.elapsed(),
