@@ -14,9 +14,9 @@ const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;
 
 const EXAMPLE: &str = "\
 Example: a Redis that loses no acknowledged write, beside each of two or more sidecars of one group
-
   tailwind-exec --socket /run/tailwind/default.sock --dir /vol/data -- \\
-    redis-server --dir /vol/data --appendonly yes --appendfsync always --save ''
+    redis-server --dir /vol/data --appendonly yes --appendfsync always \\
+      --no-appendfsync-on-rewrite no --save ''
 
 Whether this host will do, and then whether the program fits: tailwind-exec doctor --dir /vol/data; --dry-run
 

@@ -26,9 +26,15 @@ their variables. `--help` prints the same for one command.
 ";
 
 const EXIT: &str = "\
+| 75 | `tailwind-exec` alone: the role was lost; start it again |
+| 128 + N | `tailwind-exec` alone: signal N ended the program. Otherwise its code is that of the program |
+
 A process that must not continue, because what it would do next might be wrong, aborts (`SIGABRT`);
 shells show this as 134.
 ";
+
+/// A program that does something without a command.
+const ITSELF: &str = "itself";
 
 /// The page.
 pub fn page() -> String {
@@ -38,7 +44,7 @@ pub fn page() -> String {
         let about = exit.to_possible_value().and_then(|value| value.get_help().map(text)).unwrap_or_default();
         let _ = writeln!(page, "| {} | {} |", exit.code(), cell(&about));
     }
-    let _ = write!(page, "\n{EXIT}");
+    page += EXIT;
     let mut variables = Variables::new();
     for program in [
         tailwind_sidecar::command_line::CommandLine::command(),
@@ -94,7 +100,8 @@ fn section(
                     programs.push((program.get_name().to_owned(), Vec::new()));
                 }
                 if let Some((_, commands)) = programs.last_mut() {
-                    commands.push(path.join(" "));
+                    let is_of_program = path.is_empty() && !arg.is_global_set();
+                    commands.push(if is_of_program { ITSELF.to_owned() } else { path.join(" ") });
                 }
             }
         }
@@ -259,9 +266,10 @@ fn table_of(variables: Variables) -> String {
 
 /// Commands of a program, without names if the option is that of all.
 fn of_program(program: &str, commands: &[String]) -> String {
-    match commands.iter().any(String::is_empty) {
-        true => format!("every command of {program}"),
-        false => format!("{program} {}", listed(commands.iter().map(String::as_str))),
+    match commands {
+        [command] if command == ITSELF => program.to_owned(),
+        _ if commands.iter().any(String::is_empty) => format!("every command of {program}"),
+        _ => format!("{program} {}", listed(commands.iter().map(String::as_str))),
     }
 }
 

@@ -63,7 +63,8 @@ fn conditions() -> anyhow::Result<String> {
         page += "| reason | answer | message |\n|---|---|---|\n";
         for reason in reasons {
             let example = examples.get(&(condition.to_owned(), reason.to_owned()));
-            let (answers, message) = example.with_context(|| format!("no plan has {condition} {reason}"))?;
+            let (answers, message) =
+                example.with_context(|| format!("no file in {PLANS} has {condition} {reason}: add one"))?;
             let answers: Vec<_> = answers.iter().map(String::as_str).collect();
             let _ = writeln!(page, "| `{reason}` | {} | {} |", answers.join(" or "), one_line(message));
         }

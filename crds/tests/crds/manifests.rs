@@ -215,6 +215,25 @@ fn alerts_and_runbooks_match() {
     assert_eq!(alerts, pages.collect());
 }
 
+/// A phase that alerts do not know would wake people for what they have asked for.
+#[test]
+fn alerts_know_every_phase() {
+    let schema: Value = documents(&definition()).remove(0);
+    let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/phase/enum";
+    let phases = schema.pointer(status).and_then(Value::as_array).unwrap().iter();
+    let phases: BTreeSet<&str> = phases.filter_map(Value::as_str).collect();
+    let alerts = read("charts/tailwind/files/alerts.yaml");
+    let mut lists = 0;
+    for list in alerts.split("phase=~\"").skip(1) {
+        let quiet: BTreeSet<&str> = list.split('"').next().unwrap().split('|').collect();
+        let loud: BTreeSet<&str> = phases.difference(&quiet).copied().filter(|phase| *phase != "Paused").collect();
+        assert!(quiet.is_subset(&phases), "{quiet:?}");
+        assert_eq!(loud, BTreeSet::from(["Degraded", "Ready", "Unavailable"]));
+        lists += 1;
+    }
+    assert_eq!(lists, 3);
+}
+
 /// Cargo reads the manifest of every member, whichever it builds.
 #[test]
 fn images_are_built_from_every_workspace_member() {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tailwind_backup::DaemonCounters;
 use tailwind_protocol::backup::{Counts, Promise};
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
+use tailwind_protocol::rpc::INVENTORY_FOR_IMAGES;
 use tailwind_report::readiness::Unready;
 use tailwind_report::report::{BackupReport, FolderUse, Report};
 use tailwind_runtime::metrics::Snapshot;
@@ -121,8 +122,8 @@ pub(super) fn metrics(
     now.gauge("tailwind_backup_segments_closed", "Closed segments.", counts.closed);
     now.gauge(
         "tailwind_backup_segments_max",
-        "Most segments that may be lent, recovered or closed: at this bound appends wait.",
-        about.memory_bound.segments,
+        "Most segments that may be lent, recovered or closed for appends to go on; more are kept for repairs.",
+        about.memory_bound.segments.saturating_sub(INVENTORY_FOR_IMAGES as u64),
     );
     now.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
     now.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
