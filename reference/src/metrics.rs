@@ -41,7 +41,7 @@ struct Metric {
 pub fn page() -> anyhow::Result<String> {
     let mut page = HEAD.to_owned();
     let programs = [
-        ("Sidecar", "`tailwind-sidecar run`", tailwind_sidecar::control::measured::example()?),
+        ("Sidecar", "`tailwind-sidecar run`", tailwind_sidecar::control::status::example_metrics()?),
         ("Backup", "`tailwind-sidecar backup`", tailwind_sidecar::backup::example_metrics()?),
         ("Operator", "`tailwind-operator run`", tailwind_operator::metrics::Metrics::example()),
     ];

@@ -315,7 +315,8 @@ fn log_lines_name_their_group_and_process() {
         }
         clients.iter_mut().for_each(|raw| raw.send(&whole[..100]));
         // Log lines of control, of the thread that appends, and of the one that flushes.
-        for (process, words) in [("sidecar0", "control::lead"), ("sidecar0", HALF_SENT), ("backup0", "backup::flusher")]
+        for (process, words) in
+            [("sidecar0", "control::roles::lead"), ("sidecar0", HALF_SENT), ("backup0", "backup::flusher")]
         {
             group.wait(words, |group| group.log(process).contains(words)).unwrap();
         }

@@ -1,7 +1,6 @@
 //! Who gives closed segments: members, or whoever else still has them. Every byte is checked here, whoever brings it.
 //!
-//! Used by [`ahead`](super::ahead) for reads and follows, and for copies that are made by [`promote`](super::promote) and
-//! [`seat`](super::seat).
+//! Used by [`reads`](super::reads), and by [`roles`](super::roles) for copies that a promotion or a primary makes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::PiecewiseScanner;
 
-use super::member::{BULK_TIMEOUT, MemberLink};
+use super::roles::member::{BULK_TIMEOUT, MemberLink};
 use super::{Context, random_below};
 use crate::rpc::BackupClient;
 

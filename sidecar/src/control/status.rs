@@ -1,7 +1,20 @@
 //! What a sidecar tells of itself and its group: the report, what `/readyz` answers, and the metrics.
 //!
-//! Asked by the HTTP endpoint and by [`control`](super). The report is one, wherever it is asked for; what the path knows, what
-//! the roles know and what [`contacts`](super::contacts) and [`peers`] know is put together here.
+//! Asked by the HTTP endpoint and by [`control`](super), mostly at [`report`], which is one, wherever it is asked for. What the
+//! path and the roles know is put together here with what the files of this room know:
+//!
+//! - [`waits`]: what keeps this sidecar from becoming primary; [`times`]: how long failovers have taken;
+//! - [`refusals`]: which members lend no buffer; [`contacts`]: which backups are lost, or do not answer;
+//! - [`peers`]: the group's other sidecars; [`rates`]: how fast records are appended;
+//! - [`measured`]: what the metrics are read from.
+
+pub mod contacts;
+mod measured;
+pub mod peers;
+pub mod rates;
+pub mod refusals;
+pub mod times;
+pub mod waits;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,11 +31,12 @@ use tailwind_report::{Positions, ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
-use super::contacts::Contact;
-use super::measured::Measured;
-use super::{Context, peers};
+use super::Context;
 use crate::path::{Command, Description, MemberDescription};
 use crate::tls;
+use contacts::Contact;
+use measured::Measured;
+pub use measured::example_metrics;
 
 /// How long the append path may take to describe itself before it counts as hung.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -243,7 +257,7 @@ pub async fn metrics(context: &Context) -> Snapshot {
 }
 
 /// Every metric. `path` is missing if the append path hangs.
-pub(super) fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
+fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     let (closed_segments, _, memory_bytes) = context.log.sizes();
     let shared = &context.shared;
     let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);

@@ -22,7 +22,8 @@ use tailwind_report::sidecar::SidecarReport;
 use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 
 use crate::control::desired::READS_DISABLED;
-use crate::control::{Context, position, status};
+use crate::control::reads::position;
+use crate::control::{Context, status};
 use crate::http::Rights;
 use crate::tls::PeerRole;
 

@@ -1,6 +1,6 @@
 //! Which members lend no buffer for appends, and why: what appends may be waiting for.
 //!
-//! Written by [`member`](super::member), told by [`status`](super::status).
+//! Written by [`member`](crate::control::roles::member), told by [`status`](super).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -13,9 +13,9 @@ use tailwind_protocol::rpc::{Inventory, InventoryRequest, PositionReply, Positio
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::Context;
-use super::desired::READS_DISABLED;
-use super::log::Term;
+use crate::control::Context;
+use crate::control::desired::READS_DISABLED;
+use crate::control::log::Term;
 use crate::path::Command;
 use crate::rpc::BackupClient;
 use crate::tls::PeerRole;

@@ -14,8 +14,8 @@ use tailwind_protocol::primary::{Input, Output, Seat};
 use tailwind_protocol::rpc::Failure;
 use tokio::task::JoinSet;
 
-use super::Context;
 use super::member::{MemberLink, Pulled};
+use crate::control::Context;
 use crate::path::Command;
 
 /// Pause between two questions to a member what is corrupt there.
@@ -24,14 +24,14 @@ const DAMAGE_INTERVAL: Duration = Duration::from_secs(2);
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A member's tasks, ended when dropped. At most one for each output that the machine has under way, and one that watches.
-pub struct SeatTasks {
+pub(super) struct SeatTasks {
     worker: Worker,
     tasks: JoinSet<()>,
 }
 
 impl SeatTasks {
     /// Takes a member in, and begins to watch it.
-    pub fn begin(context: &Arc<Context>, config: &Configuration, seat: Seat, member: MemberRef) -> SeatTasks {
+    pub(super) fn begin(context: &Arc<Context>, config: &Configuration, seat: Seat, member: MemberRef) -> SeatTasks {
         let link = Arc::new(MemberLink::new(context, config, member));
         let (unrepaired, trouble) = (Arc::default(), Arc::default());
         let worker = Worker { seat, link, context: Arc::clone(context), unrepaired, trouble };
@@ -41,22 +41,22 @@ impl SeatTasks {
     }
 
     /// The way to the member.
-    pub fn link(&self) -> &Arc<MemberLink> {
+    pub(super) fn link(&self) -> &Arc<MemberLink> {
         &self.worker.link
     }
 
     /// What went wrong with the member last, if anything did.
-    pub fn trouble(&self) -> Option<String> {
+    pub(super) fn trouble(&self) -> Option<String> {
         self.worker.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Something else went wrong with it.
-    pub fn note_trouble(&self, why: String) {
+    pub(super) fn note_trouble(&self, why: String) {
         self.worker.note_trouble(why);
     }
 
     /// Executes an output for this seat beside those that are under way.
-    pub fn execute(&mut self, output: Output) {
+    pub(super) fn execute(&mut self, output: Output) {
         while self.tasks.try_join_next().is_some() {}
         self.tasks.spawn(self.worker.clone().execute(output));
     }

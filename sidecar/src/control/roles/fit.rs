@@ -1,6 +1,6 @@
 //! Whether backups can take what this sidecar writes: their fabric, and the size of their buffers.
 //!
-//! Asked by [`standby`](super::standby) and [`control::run`](super::run) before an epoch is claimed, and by
+//! Asked by [`standby`](super::standby) and [`roles`](super) before an epoch is claimed, and by
 //! [`member::survey`](super::member::survey) for backups that are to become members. A primary whose members cannot take its
 //! writes loses them one after the other, steps down, and claims the next epoch to no other end.
 
@@ -14,7 +14,7 @@ use tailwind_protocol::config::Configuration;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_report::readiness::WaitsFor;
 
-use super::Context;
+use crate::control::Context;
 use crate::logging::Repeats;
 use crate::rpc::{BackupClient, BackupTraits};
 
@@ -25,7 +25,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// What this sidecar needs of a backup.
 #[derive(Clone, Copy, Debug)]
-pub struct Needs {
+pub(super) struct Needs {
     /// What carries its writes.
     pub fabric: FabricKind,
     /// The size of the segments that it opens.
@@ -34,7 +34,7 @@ pub struct Needs {
 
 impl Needs {
     /// Why a backup that is so can take nothing from this sidecar, if it cannot.
-    pub fn misfit(&self, backup: &BackupTraits) -> Option<String> {
+    pub(super) fn misfit(&self, backup: &BackupTraits) -> Option<String> {
         let (fabric, size) = (self.fabric.to_string(), self.segment_size);
         if backup.fabric != fabric {
             let theirs = &backup.fabric;
@@ -50,7 +50,7 @@ impl Needs {
 
 /// Whether the members of the last set can take this sidecar's writes; says once why not.
 #[derive(Debug)]
-pub struct FitCheck {
+pub(super) struct FitCheck {
     /// The last check has failed.
     failed: bool,
     said: Repeats<String>,
@@ -65,7 +65,7 @@ impl Default for FitCheck {
 impl FitCheck {
     /// True if a term of this sidecar could write to enough members, as far as they answer. Members that do not answer are
     /// for a promotion to wait for. Otherwise it says why, once, and waits for a moment.
-    pub async fn passes(&mut self, context: &Context) -> bool {
+    pub(super) async fn passes(&mut self, context: &Context) -> bool {
         // Without a configuration a promotion asks all backups. A store that cannot be read keeps it waiting as well.
         let Ok(Some(config)) = context.store.read().await else { return true };
         match misfits(context, &config).await {

@@ -1,6 +1,6 @@
 //! Hands a client what members hold of the log, in any role: carries out what a [`Follower`] wants.
 //!
-//! Called by [`client_read`](super::client_read) while this sidecar does not lead; over as soon as it does. Decides nothing about records:
+//! Called by [`reads`](super) while this sidecar does not lead; over as soon as it does. Decides nothing about records:
 //! every output of the machine becomes a call or a read ([`visit`](super::visit)), every answer an input, and every record that
 //! it hands out a part of a frame. Records leave before the next thing is begun, so a client that is slow slows its own follow
 //! down, and nothing else.
@@ -20,14 +20,14 @@ use tokio::task::JoinSet;
 
 use super::ahead::{Fetch, Part};
 use super::alarm::Alarm;
-use super::client_read::{AtEnd, ClientRead, parted};
 use super::client_stream::End;
-use super::desired::READS_DISABLED;
 use super::follows::{FOLLOWS_MAX, FollowSlot, Follows};
-use super::log::Term;
-use super::random_below;
-use super::sources::Sources;
 use super::visit::{LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy, VisitedMember};
+use super::{AtEnd, ClientRead, parted};
+use crate::control::desired::READS_DISABLED;
+use crate::control::log::Term;
+use crate::control::random_below;
+use crate::control::sources::Sources;
 use crate::path::{beyond_the_end, trimmed};
 use crate::thread::result;
 

@@ -1,6 +1,6 @@
 //! What keeps this sidecar from becoming primary, for those who ask it how it is.
 //!
-//! Written by [`promote`](super::promote) and [`standby`](super::standby), told by [`status`](super::status) and `/readyz`.
+//! Written by [`promote`](crate::control::roles::promote) and [`standby`](crate::control::roles::standby), told by [`status`](super) and `/readyz`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tailwind_protocol::promotion::{self, AcceptedLoss, DiskRecovery};
 use tailwind_report::readiness::{Waiting, WaitsFor};
 use tokio::time::Instant;
 
-use super::desired::DesiredState;
+use crate::control::desired::DesiredState;
 
 /// A shorter wait belongs to every failover: members that die are waited for a little.
 const WORTH_TELLING: Duration = Duration::from_secs(1);

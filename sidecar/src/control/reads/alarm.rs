@@ -16,7 +16,7 @@ use super::readiness;
 
 /// Rings once for each time that it is set.
 #[derive(Debug)]
-pub struct Alarm {
+pub(super) struct Alarm {
     timer: AsyncFd<OwnedFd>,
     /// When it rings next.
     at: Option<Instant>,
@@ -24,13 +24,13 @@ pub struct Alarm {
 
 impl Alarm {
     /// An alarm that is not set. Called within the runtime.
-    pub fn new() -> io::Result<Alarm> {
+    pub(super) fn new() -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         Ok(Alarm { timer: readiness::watch(timer)?, at: None })
     }
 
     /// Rings at this moment, and not when it would have before; with `None` not at all.
-    pub fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
+    pub(super) fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
         if at == self.at {
             return Ok(());
         }
@@ -46,7 +46,7 @@ impl Alarm {
     }
 
     /// Returns when it rings. Loses nothing if it is not waited for to the end.
-    pub async fn rings(&mut self) -> io::Result<()> {
+    pub(super) async fn rings(&mut self) -> io::Result<()> {
         let Some(at) = self.at else { return std::future::pending().await };
         while Instant::now() < at {
             // Perhaps it is readable from the time for which it was set before.

@@ -1,6 +1,6 @@
 //! The client's connection while a read or a follow has it: what is sent, and what the client says meanwhile.
 //!
-//! Used by [`client_read`](super::client_read) and everything it calls. A client that takes no byte for too long gives its place up:
+//! Used by [`reads`](super) and everything it calls. A client that takes no byte for too long gives its place up:
 //! what it holds, others may be waiting for.
 
 use std::io::{self, ErrorKind};

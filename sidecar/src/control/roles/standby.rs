@@ -1,6 +1,6 @@
 //! Carries out what the judgement of a [`Standby`] asks for: every output becomes a call, every answer an input.
 //!
-//! Called by [`control::run`](super::run); decides nothing.
+//! Called by [`roles`](super); decides nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use tailwind_report::readiness::WaitsFor;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::desired::DesiredState;
-use super::{Context, random_below};
+use crate::control::desired::DesiredState;
+use crate::control::{Context, random_below};
 use crate::logging::Repeats;
 use crate::path::Command;
 use crate::rpc::BackupClient;
@@ -27,7 +27,7 @@ const NEWS_MAX: usize = 4;
 
 /// A sidecar's turn to try to become primary.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
+pub(super) struct Turn {
     /// Since when it has missed the primary whose place it takes.
     pub missed: Option<Instant>,
     /// Enough members have answered that can take what this sidecar writes.
@@ -37,7 +37,7 @@ pub struct Turn {
 }
 
 /// Returns when this sidecar should try to become primary; `None` when nobody shall.
-pub async fn wait_for_turn(context: &Arc<Context>) -> Option<Turn> {
+pub(super) async fn wait_for_turn(context: &Arc<Context>) -> Option<Turn> {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
     let rules = Rules {

@@ -1,6 +1,6 @@
 //! A primary's term: executes what the primary machine wants done.
 //!
-//! Called by [`control::run`](super::run) for as long as this sidecar is primary. The machine hands out only what may start
+//! Called by [`roles`](super) for as long as this sidecar is primary. The machine hands out only what may start
 //! now, so everything runs side by side: for members in [`SeatTasks`], the rest in tasks of the term.
 
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ use tailwind_protocol::recovery::Reference;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::Context;
-use super::desired::DesiredState;
-use super::log::{self, TermStart};
 use super::member::{MemberLink, Surveyed, survey};
 use super::seat::SeatTasks;
-use super::sources::Sources;
+use crate::control::Context;
+use crate::control::desired::DesiredState;
+use crate::control::log::{self, TermStart};
+use crate::control::sources::Sources;
 use crate::path::{Command, FromTerm};
 
 /// Pause before a swap of unknown outcome is sent again.
@@ -48,7 +48,7 @@ enum Done {
 }
 
 /// Is primary until it steps down. An error means that this process cannot go on.
-pub async fn lead(
+pub(super) async fn lead(
     context: &Arc<Context>,
     config: Configuration,
     reference: &Reference,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tailwind_protocol::rpc::{Refusal, TermId, TermRequest};
 
-use super::Context;
+use crate::control::Context;
 
 /// The term.
 #[derive(Debug, Default)]

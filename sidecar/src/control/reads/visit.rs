@@ -22,19 +22,20 @@ use tailwind_protocol::rpc::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::{Context, readiness};
+use super::readiness;
+use crate::control::Context;
 use crate::rpc::BackupClient;
 
 /// Most bytes of a read: long enough that what a read costs beside its bytes does not count.
-pub const LANDING: u32 = 256 << 10;
+pub(super) const LANDING: u32 = 256 << 10;
 /// A member hears from a reader at least so often, or forgets it.
-pub const SIGN_OF_LIFE: Duration = Duration::from_millis(READER_SILENCE_MS / 3);
+pub(super) const SIGN_OF_LIFE: Duration = Duration::from_millis(READER_SILENCE_MS / 3);
 
 const _: () = assert!(board::LINES.end <= LANDING);
 
 /// A member, as it is asked by one follower.
 #[derive(Clone)]
-pub struct VisitedMember {
+pub(super) struct VisitedMember {
     context: Arc<Context>,
     client: BackupClient,
     member: MemberRef,
@@ -44,7 +45,7 @@ pub struct VisitedMember {
 
 /// Where a follower reads.
 #[derive(Debug)]
-pub struct ReadEnd {
+pub(super) struct ReadEnd {
     channel: Box<dyn ReadChannel>,
     /// Of the channel, where completions are not immediate.
     readiness: Option<AsyncFd<OwnedFd>>,
@@ -58,7 +59,7 @@ pub struct ReadEnd {
 
 /// A segment that is shared with a follower.
 #[derive(Debug)]
-pub struct SharedCopy {
+pub(super) struct SharedCopy {
     /// Which opening of the segment it is.
     pub identity: SegmentIdentity,
     /// Where it ends, if it is closed there.
@@ -68,13 +69,13 @@ pub struct SharedCopy {
 
 impl VisitedMember {
     /// A member of this log. Nothing is sent yet.
-    pub fn new(context: &Arc<Context>, log: LogId, member: MemberRef, reader: ReaderId) -> VisitedMember {
+    pub(super) fn new(context: &Arc<Context>, log: LogId, member: MemberRef, reader: ReaderId) -> VisitedMember {
         let client = context.backup(&member.id, Some(&member.control));
         VisitedMember { context: Arc::clone(context), client, member, log, reader }
     }
 
     /// Opens a read channel, and has the board shared.
-    pub async fn connect(self) -> Result<ReadEnd, String> {
+    pub(super) async fn connect(self) -> Result<ReadEnd, String> {
         let fabric = Arc::clone(&self.context.reader);
         let opening = blocking(move || fabric.begin(LANDING)).await?;
         let request = ReadConnectRequest {
@@ -104,7 +105,7 @@ impl VisitedMember {
     }
 
     /// What a follower needs to know of what it holds, if this record comes next.
-    pub async fn survey(self, next: Lsn) -> Result<Vec<CopyReport>, String> {
+    pub(super) async fn survey(self, next: Lsn) -> Result<Vec<CopyReport>, String> {
         let mut needed = NeededCopies::default();
         let mut after: Option<SegmentId> = None;
         for _ in 0..PAGES_MAX {
@@ -131,7 +132,7 @@ impl VisitedMember {
     }
 
     /// Has a segment shared; `None` if it is not in its memory.
-    pub async fn share_segment(self, segment: SegmentId) -> Result<Option<SharedCopy>, String> {
+    pub(super) async fn share_segment(self, segment: SegmentId) -> Result<Option<SharedCopy>, String> {
         let mut shared = self.share(false, vec![segment]).await?.segments;
         let Some(SharedSegment { identity, closure, grant }) = shared.pop() else { return Ok(None) };
         if !shared.is_empty() || identity.segment != segment {
@@ -145,7 +146,7 @@ impl VisitedMember {
     }
 
     /// Lets it know that there still is a reader.
-    pub async fn give_sign_of_life(self) -> Result<(), String> {
+    pub(super) async fn give_sign_of_life(self) -> Result<(), String> {
         self.share(true, Vec::new()).await.map(|_| ())
     }
 
@@ -165,19 +166,19 @@ impl VisitedMember {
 
 impl ReadEnd {
     /// Posts a read of the board. Whether it can be read shows when it completes.
-    pub fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         self.length = board::LINES.end - board::LINES.start;
         let posted = self.channel.read(&self.board, board::LINES, 0);
         self.failure = posted.err().map(|error| error.to_string());
     }
 
     /// What is read from now on.
-    pub fn set_segment(&mut self, copy: SharedCopy) {
+    pub(super) fn set_segment(&mut self, copy: SharedCopy) {
         self.segment = Some(copy.memory);
     }
 
     /// Posts a read of the segment that was set last. The same holds.
-    pub fn read(&mut self, range: Range<u32>) {
+    pub(super) fn read(&mut self, range: Range<u32>) {
         self.failure = self.try_read(range).err();
     }
 
@@ -192,7 +193,7 @@ impl ReadEnd {
     }
 
     /// Returns once the read that is on its way has completed. Loses nothing if it is not waited for to the end.
-    pub async fn completed(&mut self) -> Result<(), String> {
+    pub(super) async fn completed(&mut self) -> Result<(), String> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
@@ -208,7 +209,7 @@ impl ReadEnd {
     }
 
     /// The bytes of the read that has completed.
-    pub fn landed(&self) -> &[u8] {
+    pub(super) fn landed(&self) -> &[u8] {
         self.channel.landed(0..self.length)
     }
 }

@@ -1,17 +1,18 @@
 //! What the metrics of a sidecar are read from: the parts of a [`Context`] that need no group, so that the reference can be made
 //! from an example of them.
 //!
-//! Read by [`status`].
+//! Read by [`status`](super).
 
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::ids::{GroupName, Lsn};
 use tailwind_runtime::metrics::Snapshot;
 
-use super::follows::Follows;
-use super::log::LogView;
+use super::snapshot;
 use super::times::PromotionTimes;
 use super::waits::Waits;
-use super::{Context, status};
+use crate::control::Context;
+use crate::control::log::LogView;
+use crate::control::reads::follows::Follows;
 use crate::path::Counters;
 use crate::tls::CertificateState;
 
@@ -47,7 +48,7 @@ impl Measured<'_> {
 ///
 /// # Errors
 /// The system has no random numbers.
-pub fn example() -> anyhow::Result<Snapshot> {
+pub fn example_metrics() -> anyhow::Result<Snapshot> {
     let follows = Follows::new()?;
     // The lag is a metric only while somebody follows.
     let _seat = follows.take(Lsn(1));
@@ -61,5 +62,5 @@ pub fn example() -> anyhow::Result<Snapshot> {
         times: &PromotionTimes::default(),
         certificate: Some(CertificateState { reload_fails: false, expires: Some(0) }),
     };
-    Ok(status::snapshot(&measured, None))
+    Ok(snapshot(&measured, None))
 }

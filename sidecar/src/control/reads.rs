@@ -1,9 +1,25 @@
 //! Serves one read or follow: sends acknowledged records from an LSN on and, if asked, goes on with new ones.
 //!
-//! Started by [`control`](super) when the append path hands a connection over; gives it back when the read has ended. While
-//! this sidecar leads, records come from its [`own`] log; otherwise a client that wants them from anywhere gets what members
-//! hold, by a [`follow`]. Through promotions and losses of the role the same client goes on with what comes next. Reads at
-//! once: [`READS_MAX`], of which [`follows`](super::follows) bounds those that read from members.
+//! Entered by [`control`](super) at [`serve`] when the append path hands a connection over; gives it back when the read has
+//! ended. Through promotions and losses of the role the same client goes on with what comes next. Reads at once: [`READS_MAX`].
+//! In the order in which one meets them:
+//!
+//! - [`client_stream`] is the client's connection meanwhile;
+//! - [`own`] reads this primary's log while this sidecar leads;
+//! - [`follow`] hands out what members hold while it does not, by one [`visit`] to a member after the other, at the times of an
+//!   [`alarm`]; [`follows`] bounds the follows, and knows how far they are;
+//! - [`ahead`] fetches closed segments for both;
+//! - [`position`] asks the primary how far the log is.
+
+mod ahead;
+mod alarm;
+mod client_stream;
+mod follow;
+pub mod follows;
+mod own;
+pub mod position;
+mod readiness;
+mod visit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,11 +31,11 @@ use tailwind_protocol::layout::FIRST_LSN_MAX;
 use tailwind_protocol::socket::{ErrorCode, Role};
 use tokio::net::UnixStream;
 
-use super::ahead::ReadAhead;
-use super::client_stream::{ClientStream, End};
-use super::{AppendLoopHandle, Context, follow, own};
+use super::{AppendLoopHandle, Context};
 use crate::path::connection::{DetachedConnection, KnownRole};
 use crate::path::{Command, ReadKind, Start};
+use ahead::ReadAhead;
+use client_stream::{ClientStream, End};
 
 /// Reads at once.
 pub const READS_MAX: usize = 16;

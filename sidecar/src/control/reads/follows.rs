@@ -1,6 +1,6 @@
 //! The follows that run in this process: how many there may be, what backups know them as, and how far each has come.
 //!
-//! A [`follow`](super::follow) takes a [`FollowSlot`] for as long as it reads from members; [`status`](super::status) tells how far
+//! A [`follow`](super::follow) takes a [`FollowSlot`] for as long as it reads from members; [`status`](crate::control::status) tells how far
 //! they are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use tailwind_protocol::follower::STALE_AFTER;
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, MemberId};
 use tailwind_report::sidecar::FollowReport;
 
-use super::log::Term;
+use crate::control::log::Term;
 
 /// Follows at once. A backup admits [32](tailwind_fabric::reading::READERS_MAX) readers: even if all follows of four sidecars
 /// visit the same one, none is refused.

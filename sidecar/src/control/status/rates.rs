@@ -1,7 +1,7 @@
 //! How fast records are appended now, and how long that takes: the counters of the append path, compared with what they were a
 //! few seconds ago.
 //!
-//! Sampled by [`control::run`](super::run), told by [`status`](super::status).
+//! Sampled by [`control::run`](crate::control::run), told by [`status`](super).
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

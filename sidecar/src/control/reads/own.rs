@@ -1,6 +1,6 @@
 //! Reads this primary's own log for a client: the open end from memory, what is closed from members.
 //!
-//! Called by [`client_read`](super::client_read) for as long as this sidecar leads.
+//! Called by [`reads`](super) for as long as this sidecar leads.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{Scanner, Stop};
 use tailwind_protocol::socket::ErrorCode;
 
-use super::ahead::{Part, put};
-use super::client_read::{AtEnd, ClientRead};
+use super::ahead::{AHEAD, Part, put};
 use super::client_stream::End;
-use super::log::{Location, Term};
 use super::position;
+use super::{AtEnd, ClientRead};
+use crate::control::log::{Location, Term};
 use crate::path::{beyond_the_end, trimmed};
 
 /// A tail looks up at least so often, to notice that this sidecar is no longer primary.
@@ -167,7 +167,7 @@ async fn send_closed(
 ) -> Result<(), End> {
     let context = read.context;
     let wanted = read.client.next()..read.until.min(acked.next());
-    let following = context.log.following(identity.segment, super::ahead::AHEAD);
+    let following = context.log.following(identity.segment, AHEAD);
     let following = following.into_iter().filter_map(|(identity, closure)| Part::new(identity, closure, &wanted));
     let unavailable = |why: String| End::Refused(ErrorCode::Unavailable, why);
     let (Some(first), Some(sources)) = (Part::new(identity, closure, &wanted), context.log.sources()) else {

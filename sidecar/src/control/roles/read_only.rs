@@ -1,14 +1,14 @@
 //! The role of a sidecar that only reads: its clients are told who is primary, as it changes.
 //!
-//! Run by [`control`](super) instead of the other roles.
+//! Run by [`roles`](super) instead of the other roles.
 
 use std::time::Duration;
 
 use tailwind_protocol::socket::Role;
 use tailwind_report::readiness::WaitsFor;
 
-use super::Context;
-use super::desired::READS_DISABLED;
+use crate::control::Context;
+use crate::control::desired::READS_DISABLED;
 use crate::path::Command;
 
 /// How often a reader looks why there is no configuration.

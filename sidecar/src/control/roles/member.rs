@@ -1,6 +1,6 @@
 //! One backup as a sidecar sees it within one epoch: the control RPCs, the data channels, the bulk copy of images.
 //!
-//! Used by [`promote`](super::promote), [`lead`](super::lead) and [`sources`](super::sources).
+//! Used by [`promote`](super::promote), [`lead`](super::lead) and [`sources`](crate::control::sources).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +24,14 @@ use tailwind_protocol::rpc::{
 };
 use tokio::sync::Mutex;
 
-use super::Context;
-use super::refusals::Refusals;
+use crate::control::Context;
+use crate::control::status::refusals::Refusals;
 use crate::rpc::{BackupClient, CallError, FenceError};
 
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
 const BULK_WRITE: u32 = 1 << 20;
 /// How long a bulk write may go without any completion, and a segment be on its way.
-pub const BULK_TIMEOUT: Duration = Duration::from_secs(5);
+pub(in crate::control) const BULK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause that a backup's "retry later" makes; it says some 100 ms.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 /// How long a sync may take: the flush of an open segment's part behind those of a few closed segments. A disk that takes longer
@@ -336,7 +336,7 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
 }
 
 /// A backup that has answered a survey.
-pub struct Surveyed {
+pub(super) struct Surveyed {
     /// Who and where it is.
     pub member: MemberRef,
     /// What it is bound to, and the page that was asked for of what it holds.
@@ -347,7 +347,7 @@ pub struct Surveyed {
 
 /// Asks every known backup who it is, and what it holds behind this segment, as much as a page has; or nothing of that. Side by
 /// side: each with its answer, or with what came back instead, in the order of the list.
-pub async fn survey(context: &Context, after: Option<SegmentId>) -> Vec<Result<Surveyed, String>> {
+pub(super) async fn survey(context: &Context, after: Option<SegmentId>) -> Vec<Result<Surveyed, String>> {
     let known = context.desired().backups;
     // What it is bound to stands on every page, and nothing is behind the last segment.
     let request = InventoryRequest { after: Some(after.unwrap_or(SEGMENT_MAX)) };

@@ -1,7 +1,7 @@
 //! The group's other sidecars: a standby or a reader tells the primary of itself, and a primary remembers who has.
 //!
 //! [`tell`] runs beside the roles; what the primary hears comes in by [`run`](crate::run)'s endpoint, and is told by
-//! [`status`](super::status). Nothing is decided from it.
+//! [`status`](super). Nothing is decided from it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -15,7 +15,8 @@ use tailwind_report::peer::{self, PeerNote};
 use tailwind_report::sidecar::{FollowReport, ReaderReport, StandbyReport, Takeover};
 use tokio::time::Instant;
 
-use super::{Context, contacts};
+use super::contacts;
+use crate::control::Context;
 use crate::rpc::BackupClient;
 
 /// Between two notes to the primary.

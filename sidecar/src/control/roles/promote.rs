@@ -1,6 +1,6 @@
 //! Executes a promotion: every output of the machine becomes a call, every answer an input.
 //!
-//! Called by [`control::run`](super::run); decides nothing.
+//! Called by [`roles`](super); decides nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,11 +15,11 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{Failure, Inventory, TermId};
 use tokio::task::JoinSet;
 
-use super::Context;
 use super::member::{MemberLink, Surveyed, survey};
-use super::sources::Sources;
-use super::times::Steps;
-use super::waits::{self, Orders};
+use crate::control::Context;
+use crate::control::sources::Sources;
+use crate::control::status::times::Steps;
+use crate::control::status::waits::{self, Orders};
 use crate::logging::Repeats;
 use crate::thread::result;
 
@@ -36,7 +36,7 @@ const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(1);
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// How a promotion ended.
-pub enum Outcome {
+pub(super) enum Outcome {
     /// This sidecar is primary; every member holds the log.
     Won(Configuration, Reference),
     /// Another sidecar claimed a newer epoch.
@@ -46,7 +46,7 @@ pub enum Outcome {
 }
 
 /// Tries until it is won or lost. `founding`: there was no configuration yet.
-pub async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
+pub(super) async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
     let desired = context.desired();

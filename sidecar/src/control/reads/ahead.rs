@@ -15,11 +15,11 @@ use tailwind_protocol::scan::{PiecewiseScanner, Record};
 use tailwind_protocol::socket::RecordsFrames;
 use tokio::task::JoinHandle;
 
-use super::Context;
-use super::sources::{Intake, Sources};
+use crate::control::Context;
+use crate::control::sources::{Intake, Sources};
 
 /// Closed segments fetched ahead of the one being sent, from different members.
-pub const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 
 /// Some records of a closed segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ impl Intake for Packer {
 }
 
 /// Adds a record, if it is wanted.
-pub fn put(record: Record<'_>, wanted: &Range<Lsn>, frames: &mut RecordsFrames) {
+pub(super) fn put(record: Record<'_>, wanted: &Range<Lsn>, frames: &mut RecordsFrames) {
     if wanted.contains(&record.lsn) {
         frames.put(record.lsn.0, record.payload);
     }

@@ -1,6 +1,6 @@
 //! How long failovers take, and the steps of the promotions in them.
 //!
-//! Counted by [`control`](super) and [`promote`](super::promote), shown by [`status`](super::status).
+//! Counted by [`roles`](crate::control::roles) and [`promote`](crate::control::roles::promote), shown by [`status`](super).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -39,19 +39,19 @@ impl PromotionTimes {
 
 /// How far one promotion is.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(in crate::control) struct Steps {
     began: Instant,
     claimed: Option<Instant>,
     assembled: Option<Instant>,
 }
 
 impl Steps {
-    pub(super) fn begin(now: Instant) -> Steps {
+    pub(in crate::control) fn begin(now: Instant) -> Steps {
         Steps { began: now, claimed: None, assembled: None }
     }
 
     /// The promotion goes on with this.
-    pub(super) fn note(&mut self, output: &Output, now: Instant) {
+    pub(in crate::control) fn note(&mut self, output: &Output, now: Instant) {
         match output {
             Output::Fence(..) => _ = self.claimed.get_or_insert(now),
             // Asking again is part of each step.
@@ -62,7 +62,7 @@ impl Steps {
     }
 
     /// It has been won.
-    pub(super) fn end(&self, now: Instant, times: &PromotionTimes) {
+    pub(in crate::control) fn end(&self, now: Instant, times: &PromotionTimes) {
         let claimed = self.claimed.unwrap_or(now);
         let assembled = self.assembled.unwrap_or(now);
         times.claim.observe(claimed.duration_since(self.began), 1);
