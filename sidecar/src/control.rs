@@ -53,10 +53,7 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
         while tasks.try_join_next().is_some() {}
         let context = Arc::clone(context);
         match request {
-            ClientRequest::Read { detached, request, start, kind } => {
-                let wanted = reads::Wanted { request, start, kind };
-                tasks.spawn(reads::serve(context, detached, wanted));
-            }
+            ClientRequest::Read(connection, request) => drop(tasks.spawn(reads::serve(context, connection, request))),
             ClientRequest::Position(client, request) => {
                 tasks.spawn(async move {
                     let position = position::ask(Arc::clone(&context)).await;

@@ -44,7 +44,7 @@ use connection::{AnswerKind, ClientConnection};
 pub use description::{Description, LeadingDescription, MemberDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, FromTerm, ReadKind,
-    Start, control_channels,
+    ReadRequest, Start, control_channels,
 };
 pub use options::{Allowed, Options};
 pub(crate) use requests::{beyond_the_end, trimmed};

@@ -4,12 +4,13 @@
 //! ended. Through promotions and losses of the role the same client goes on with what comes next. Reads at once: [`READS_MAX`].
 //! In the order in which one meets them:
 //!
-//! - [`client_stream`] is the client's connection meanwhile;
-//! - [`own`] reads this primary's log while this sidecar leads;
-//! - [`follow`] hands out what members hold while it does not, by one [`visit`] to a member after the other, at the times of an
-//!   [`alarm`]; [`follows`] bounds the follows, and knows how far they are;
-//! - [`ahead`] fetches closed segments for both;
-//! - [`position`] asks the primary how far the log is.
+//! - [`client_stream`] is the client's connection for as long as the read has it;
+//! - [`own`] reads this primary's log while this sidecar leads, and takes a [`position`] to prove where it ends;
+//! - [`follow`] hands out what members hold while it does not, as one of the [`follows`] of this process;
+//! - [`visit`] asks one member and reads its memory, [`alarm`] says when it is time for the next look;
+//! - [`ahead`] fetches closed segments, for both ways.
+//!
+//! What else is asked of the primary's log from here is a [`position`], at [`position::ask`].
 
 mod ahead;
 mod alarm;
@@ -18,11 +19,9 @@ mod follow;
 pub mod follows;
 mod own;
 pub mod position;
-mod readiness;
 mod visit;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tailwind_protocol::config::Cut;
 use tailwind_protocol::history::{History, Parted};
@@ -30,66 +29,35 @@ use tailwind_protocol::ids::{Epoch, LogId, Lsn};
 use tailwind_protocol::layout::FIRST_LSN_MAX;
 use tailwind_protocol::socket::{ErrorCode, Role};
 use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 
 use super::{AppendLoopHandle, Context};
 use crate::path::connection::{DetachedConnection, KnownRole};
-use crate::path::{Command, ReadKind, Start};
+use crate::path::{Command, ReadKind, ReadRequest, Start};
 use ahead::ReadAhead;
 use client_stream::{ClientStream, End};
 
 /// Reads at once.
-pub const READS_MAX: usize = 16;
+const READS_MAX: usize = 16;
 
-/// What a client wants to read.
-pub struct Wanted {
-    /// The request's number.
-    pub request: u64,
-    /// Where it begins.
-    pub start: Start,
-    /// Up to where, and from where.
-    pub kind: ReadKind,
+/// Places of reads; each is free again when its read has ended.
+static PLACES: Semaphore = Semaphore::const_new(READS_MAX);
+
+/// Gives a connection back to the append path when this is dropped; without one, tells that it has ended.
+struct Handback<'a> {
+    path: &'a AppendLoopHandle,
+    connection: Option<DetachedConnection>,
 }
 
-static READS: AtomicUsize = AtomicUsize::new(0);
-
-/// Counts a read for as long as it lives.
-struct Place;
-
-impl Place {
-    fn take() -> Option<Place> {
-        let taken = READS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < READS_MAX).then_some(n + 1));
-        taken.ok().map(|_| Place)
-    }
-}
-
-impl Drop for Place {
+impl Drop for Handback<'_> {
     fn drop(&mut self) {
-        READS.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Tells the append path that a connection has ended, unless it gets it back.
-struct Claim<'a>(Option<&'a AppendLoopHandle>);
-
-impl Claim<'_> {
-    fn give_back(mut self, detached: DetachedConnection) {
-        if let Some(path) = self.0.take() {
-            path.send(Command::Adopt(detached));
-        }
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            path.send(Command::Left);
-        }
+        self.path.send(self.connection.take().map_or(Command::Left, Command::Adopt));
     }
 }
 
 /// What a read does when it has sent everything that is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtEnd {
+enum AtEnd {
     /// It has done what was asked.
     Done,
     /// Goes on with what will be acknowledged.
@@ -99,64 +67,52 @@ pub enum AtEnd {
 }
 
 /// One client's read.
-pub struct ClientRead<'a> {
+struct ClientRead<'a> {
     /// What the roles know.
-    pub context: &'a Arc<Context>,
+    context: &'a Arc<Context>,
     /// Who reads.
-    pub client: ClientStream,
+    client: ClientStream,
     /// The record before which it ends.
-    pub until: Lsn,
+    until: Lsn,
     /// At most so many records; 0 for no limit.
     limit: u64,
     /// What comes after the last acknowledged record.
-    pub at_end: AtEnd,
+    at_end: AtEnd,
     /// The history that what its client has been sent belongs to.
-    pub history: History,
+    history: History,
     /// What its client has been told of it.
     told: Option<History>,
     /// Segments on their way.
-    pub ahead: ReadAhead,
+    ahead: ReadAhead,
 }
 
 /// Serves a read and gives the connection back to the append path.
-pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: Wanted) {
-    let claim = Claim(Some(&context.path));
-    let place = Place::take();
+pub(super) async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: ReadRequest) {
+    let place = PLACES.try_acquire();
+    let mut handback = Handback { path: &context.path, connection: None };
     let DetachedConnection { stream, ring, received, unsent, version, read_only, known } = detached;
     let Ok(stream) = UnixStream::from_std(stream) else { return };
-    let Wanted { request, start: Start { from, history }, kind } = wanted;
+    let ReadRequest { request, start: Start { from, history }, kind } = wanted;
     let (request_max, patience) = (context.rules.segment_size.record_size_max(), context.rules.client_timeout);
     let client = ClientStream::new(stream, received, version, request, from, request_max as usize, patience);
     let (limit, at_end, anywhere) = match kind {
         ReadKind::Read { limit, tail, anywhere } => (limit, if tail { AtEnd::GoOn } else { AtEnd::Done }, anywhere),
         ReadKind::Follow => (0, AtEnd::Turn, true),
     };
-    let until = end_of(from, limit);
-    let mut read = ClientRead {
-        context: &context,
-        client,
-        until,
-        limit,
-        at_end,
-        history,
-        told: None,
-        ahead: ReadAhead::default(),
-    };
-    let end = match (&place, read.client.write(&unsent).await) {
-        (_, Err(end)) => end,
-        (None, Ok(())) => {
+    let (until, ahead) = (until(from, limit), ReadAhead::default());
+    let mut read = ClientRead { context: &context, client, until, limit, at_end, history, told: None, ahead };
+    let end = match read.client.write(&unsent).await {
+        Err(end) => end,
+        Ok(()) if place.is_err() => {
             let message = format!("{READS_MAX} reads are running already: try again when one has ended");
             End::Refused(ErrorCode::Busy, message)
         }
-        (Some(_), Ok(())) if from > FIRST_LSN_MAX => {
+        Ok(()) if from > FIRST_LSN_MAX => {
             let message = format!("cannot read from LSN {from}: no log has more than {FIRST_LSN_MAX} records");
             End::Refused(ErrorCode::BeyondEnd, message)
         }
-        (Some(_), Ok(())) if anywhere => read.read_anywhere().await,
-        (Some(_), Ok(())) => match context.log.term() {
-            Some(term) => own::read(&mut read, term).await,
-            None => End::RoleLost,
-        },
+        Ok(()) if anywhere => read.read_anywhere().await,
+        Ok(()) => read.read_here().await,
     };
     // What its client knows is complete: whatever role this connection began in, it may append in this epoch.
     let (read_only, known) = match end {
@@ -167,12 +123,61 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     let (stream, received) = read.client.into_parts();
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
         let unsent = Vec::new();
-        claim.give_back(DetachedConnection { stream, ring, received, unsent, version, read_only, known });
+        handback.connection = Some(DetachedConnection { stream, ring, received, unsent, version, read_only, known });
+    }
+}
+
+impl ClientRead<'_> {
+    /// Reads the log of this sidecar's term; over with it.
+    async fn read_here(&mut self) -> End {
+        let Some(term) = self.context.log.term() else { return End::RoleLost };
+        let Err(end) = own::read(self, term).await;
+        end
+    }
+
+    /// Reads the own log while this sidecar leads, and what members hold while it does not.
+    async fn read_anywhere(&mut self) -> End {
+        let mut leading = self.context.log.leading();
+        loop {
+            let term = *leading.borrow_and_update();
+            let Err(end) = match term {
+                Some(term) if !self.context.follows.have_outlived(&term) => own::read(self, term).await,
+                _ => follow::follow(self, &mut leading).await,
+            };
+            match end {
+                // Only the role: the records go on.
+                End::RoleLost => tokio::task::yield_now().await,
+                end => return end,
+            }
+        }
+    }
+
+    /// The log begins with this record: so does a read of all there is.
+    fn begin_at(&mut self, first: Lsn) {
+        if self.client.next == Lsn(0) && first > Lsn(0) {
+            self.client.next = first;
+            self.until = until(first, self.limit);
+        }
+    }
+
+    /// This log, which has been cut so, is read from now on. A client that has been sent what a cut has taken gets nothing more.
+    async fn enter_log(&mut self, log: LogId, cuts: &[Cut]) -> Result<(), End> {
+        let next = self.client.next;
+        self.history.go_on(next, log, cuts).map_err(|why| parted(next, why))?;
+        self.tell_history().await
+    }
+
+    /// Tells the client which history it reads, if that is news.
+    async fn tell_history(&mut self) -> Result<(), End> {
+        if self.history != History::UNKNOWN && self.told.replace(self.history) != Some(self.history) {
+            self.client.send_history(self.history).await?;
+        }
+        Ok(())
     }
 }
 
 /// Why a client that wants `next` gets nothing more.
-pub fn parted(next: Lsn, parted: Parted) -> End {
+fn parted(next: Lsn, parted: Parted) -> End {
     match parted {
         Parted::Cut(last) => End::Refused(
             ErrorCode::BeyondEnd,
@@ -199,48 +204,6 @@ pub fn parted(next: Lsn, parted: Parted) -> End {
 
 /// The record before which a read ends: beyond any log if it has no limit. Where it begins with the first there is, that must be
 /// known before.
-fn end_of(from: Lsn, limit: u64) -> Lsn {
+fn until(from: Lsn, limit: u64) -> Lsn {
     Lsn(if limit == 0 || from == Lsn(0) { u64::MAX } else { from.0.saturating_add(limit) })
-}
-
-impl ClientRead<'_> {
-    /// The log begins with this record: so does a read of all there is.
-    pub fn begin_at(&mut self, first: Lsn) {
-        if self.client.next() == Lsn(0) && first > Lsn(0) {
-            self.client.begin_at(first);
-            self.until = end_of(first, self.limit);
-        }
-    }
-
-    /// This log, which has been cut so, is read from now on. A client that has been sent what a cut has taken gets nothing more.
-    pub async fn enter_log(&mut self, log: LogId, cuts: &[Cut]) -> Result<(), End> {
-        let next = self.client.next();
-        self.history.go_on(next, log, cuts).map_err(|why| parted(next, why))?;
-        self.tell_history().await
-    }
-
-    /// Tells the client which history it reads, if that is news.
-    pub async fn tell_history(&mut self) -> Result<(), End> {
-        if self.history != History::UNKNOWN && self.told.replace(self.history) != Some(self.history) {
-            self.client.send_history(self.history).await?;
-        }
-        Ok(())
-    }
-
-    /// Reads the own log while this sidecar leads, and what members hold while it does not.
-    async fn read_anywhere(&mut self) -> End {
-        let mut leading = self.context.log.leading();
-        loop {
-            let term = *leading.borrow_and_update();
-            let end = match term {
-                Some(term) if !self.context.follows.have_outlived(&term) => own::read(self, term).await,
-                _ => follow::follow(self, &mut leading).await,
-            };
-            match end {
-                // Only the role: the records go on.
-                End::RoleLost => tokio::task::yield_now().await,
-                end => return end,
-            }
-        }
-    }
 }

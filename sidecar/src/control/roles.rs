@@ -1,7 +1,7 @@
 //! The roles of a sidecar, and its way from one to the next: standby → candidate → primary → standby.
 //!
-//! Entered by [`control`](super) at [`run`], for as long as the process lives. After any failure the sidecar goes back to a named role and
-//! takes the ordinary way again. In the order in which one meets them:
+//! Entered by [`control`](super) at [`run`], for as long as the process lives. After any failure the sidecar goes back to a
+//! named role and takes the ordinary way again. In the order in which one meets them:
 //!
 //! - [`standby`] watches the primary, and says when it is this sidecar's turn;
 //! - [`fit`] asks before that whether backups can take what this sidecar writes;

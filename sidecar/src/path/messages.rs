@@ -105,20 +105,22 @@ pub struct ControlReceivers {
 #[derive(Debug)]
 pub enum ClientRequest {
     /// A client wants to read: the read takes the connection over.
-    Read {
-        /// The connection.
-        detached: DetachedConnection,
-        /// The request's number.
-        request: u64,
-        /// Where it begins.
-        start: Start,
-        /// Up to where, and from where.
-        kind: ReadKind,
-    },
+    Read(DetachedConnection, ReadRequest),
     /// A client asked for the status.
     Status(ClientId, u64),
     /// A client asked for a position of the primary's log, which is not here.
     Position(ClientId, u64),
+}
+
+/// A client's request to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Its number.
+    pub request: u64,
+    /// Where the read begins.
+    pub start: Start,
+    /// Up to where, and from where.
+    pub kind: ReadKind,
 }
 
 /// Where a read begins.

@@ -18,7 +18,7 @@ use super::connection::{AnswerKind, ClientConnection, INFLIGHT_MAX, Inbox, Outbo
 use super::options::frame_body_max;
 use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
-use super::{AppendLoop, ClientId, ClientRequest, ReadKind, RoleState, Start};
+use super::{AppendLoop, ClientId, ClientRequest, ReadKind, ReadRequest, RoleState, Start};
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ enum Outcome {
     /// Not now: leave it where it is and come back in a later turn.
     Later,
     /// The reader takes the connection from here, after this frame.
-    HandOver { request: u64, start: Start, kind: ReadKind },
+    HandOver(ReadRequest),
 }
 
 /// The request and its client, which is out of its slot.
@@ -64,14 +64,14 @@ impl AppendLoop {
             match outcome {
                 Outcome::Later => break,
                 Outcome::Done => client.inbox.consume(size),
-                Outcome::HandOver { request, start, kind } => {
+                Outcome::HandOver(wanted) => {
                     client.inbox.consume(size);
                     self.sleeper.forget(client.fd());
                     self.batch_memory.leave(client.id, &client.inbox);
                     self.clients.give_to_reader();
-                    let detached = client.detach(self.known_role(), request);
+                    let detached = client.detach(self.known_role(), wanted.request);
                     // Control is gone only when the process ends.
-                    drop(self.control.requests.try_send(ClientRequest::Read { detached, request, start, kind }));
+                    drop(self.control.requests.try_send(ClientRequest::Read(detached, wanted)));
                     return;
                 }
             }
@@ -396,7 +396,7 @@ impl AppendLoop {
         }
         if !leads {
             // Where the log begins and ends is not known here.
-            return Outcome::HandOver { request: context.request, start, kind };
+            return Outcome::HandOver(ReadRequest { request: context.request, start, kind });
         }
         // The app may be one that died and has returned: it must see everything of its earlier self that will ever land.
         let after = match context.outbox.read_after {
@@ -413,7 +413,7 @@ impl AppendLoop {
         }
         context.outbox.read_after = None;
         if start.from == Lsn(0) && kind.is_anywhere() {
-            return Outcome::HandOver { request: context.request, start, kind };
+            return Outcome::HandOver(ReadRequest { request: context.request, start, kind });
         }
         let first = self.counters.first.load(Ordering::Relaxed);
         // Where the log ends only a primary may say: the read proves first that this sidecar still is.
@@ -423,7 +423,7 @@ impl AppendLoop {
         if start.from < Lsn(first) {
             return self.refuse(context, ErrorCode::Trimmed, false, &trimmed(start.from, first));
         }
-        Outcome::HandOver { request: context.request, start, kind }
+        Outcome::HandOver(ReadRequest { request: context.request, start, kind })
     }
 }
 

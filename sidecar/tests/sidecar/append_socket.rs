@@ -280,9 +280,7 @@ fn appends_after_a_dead_readers_stop_never_land() {
     let mut harness = LoopHarness::new();
     let mut dying = harness.client();
     dying.send(&[READ]);
-    let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
-        unreachable!()
-    };
+    let ClientRequest::Read(detached, _) = harness.until("the read", LoopHarness::handed_over) else { unreachable!() };
     // The reader has answered the stop and gives the connection back; the append behind it is still in the socket.
     dying.send(&[append(b"late")]);
     drop(dying);
@@ -302,9 +300,7 @@ fn a_reader_with_a_stale_role_may_not_append() {
     let mut harness = LoopHarness::new();
     let mut old = harness.client();
     old.send(&[READ]);
-    let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
-        unreachable!()
-    };
+    let ClientRequest::Read(detached, _) = harness.until("the read", LoopHarness::handed_over) else { unreachable!() };
     harness.stand_by(2);
     harness.settle();
     harness.lead(3);
@@ -358,9 +354,7 @@ fn a_connection_keeps_its_slot_while_it_reads() {
     let mut harness = LoopHarness::new();
     let mut clients = fill_slots(&mut harness);
     clients[0].send(&[READ]);
-    let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
-        unreachable!()
-    };
+    let ClientRequest::Read(detached, _) = harness.until("the read", LoopHarness::handed_over) else { unreachable!() };
     let mut late = harness.client();
     late.send(&[append(b"no")]);
     assert!(harness.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));
@@ -514,7 +508,7 @@ fn a_reader_is_a_standby_to_clients_of_version_1() {
     let mut reading = [harness.client_of(1), harness.client_of(2)];
     let detached = reading.each_mut().map(|client| {
         client.send(&[READ]);
-        let ClientRequest::Read { detached, .. } = harness.until("the read", LoopHarness::handed_over) else {
+        let ClientRequest::Read(detached, _) = harness.until("the read", LoopHarness::handed_over) else {
             unreachable!()
         };
         detached

@@ -12,7 +12,7 @@ use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::scan::{ScanReport, StopReason};
 use tailwind_protocol::socket::{HELLO_RING, Request, VERSION, WAKE_SIDECAR_FRAME, append_header, encode_batch};
-use tailwind_sidecar::path::{ClientRequest, Command, Options};
+use tailwind_sidecar::path::{ClientRequest, Command, Options, ReadRequest};
 
 const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0, history: 0 };
 /// Where the tail of the requests and the head of the answers lie in the ring's file.
@@ -94,7 +94,9 @@ fn a_read_takes_the_connection_and_gives_it_back() {
     let mut harness = LoopHarness::new();
     let mut client = harness.ring_client();
     client.send(&[append(b"one"), READ, append(b"two")]);
-    let ClientRequest::Read { detached, request, .. } = harness.until("the read", LoopHarness::handed_over) else {
+    let ClientRequest::Read(detached, ReadRequest { request, .. }) =
+        harness.until("the read", LoopHarness::handed_over)
+    else {
         unreachable!()
     };
     assert!(detached.received.is_empty() && detached.unsent.is_empty(), "all answers are in the ring");
@@ -122,7 +124,7 @@ fn a_stop_reaches_its_read() {
         harness.settle();
         harness.shut.store(false, Ordering::Relaxed);
         let read = harness.until("the read", LoopHarness::handed_over);
-        let ClientRequest::Read { detached, .. } = read else { unreachable!() };
+        let ClientRequest::Read(detached, _) = read else { unreachable!() };
         assert_eq!(detached.received == stop, expected, "{:?}", detached.received);
     }
 }

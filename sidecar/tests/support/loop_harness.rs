@@ -404,7 +404,7 @@ impl LoopHarness {
     /// A client's read that the path has handed over, if it has.
     pub fn handed_over(&mut self) -> Option<ClientRequest> {
         let requests = &mut self.from_path.requests;
-        std::iter::from_fn(|| requests.try_recv().ok()).find(|request| matches!(request, ClientRequest::Read { .. }))
+        std::iter::from_fn(|| requests.try_recv().ok()).find(|request| matches!(request, ClientRequest::Read(..)))
     }
 }
 

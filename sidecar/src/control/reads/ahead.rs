@@ -5,15 +5,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{self, Poll};
 
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{PiecewiseScanner, Record};
 use tailwind_protocol::socket::RecordsFrames;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::control::Context;
 use crate::control::sources::{Intake, Sources};
@@ -23,18 +21,18 @@ pub(super) const AHEAD: usize = 2;
 
 /// Some records of a closed segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub(super) struct Part {
     /// The segment.
-    pub identity: SegmentIdentity,
+    pub(super) identity: SegmentIdentity,
     /// Where it ends.
-    pub closure: Closure,
+    pub(super) closure: Closure,
     /// The records.
-    pub records: Range<Lsn>,
+    pub(super) records: Range<Lsn>,
 }
 
 impl Part {
     /// Those records of a segment that lie in `wanted`; `None` if there are none.
-    pub fn new(identity: SegmentIdentity, closure: Closure, wanted: &Range<Lsn>) -> Option<Part> {
+    pub(super) fn new(identity: SegmentIdentity, closure: Closure, wanted: &Range<Lsn>) -> Option<Part> {
         let records = wanted.start.max(closure.first)..wanted.end.min(closure.last.next());
         (!records.is_empty()).then_some(Part { identity, closure, records })
     }
@@ -42,15 +40,15 @@ impl Part {
 
 /// The fetches of one client.
 #[derive(Debug, Default)]
-pub struct ReadAhead {
+pub(super) struct ReadAhead {
     fetches: VecDeque<(Part, Fetch)>,
-    spare: Spare,
+    recycled: Recycled,
 }
 
 impl ReadAhead {
     /// Begins to fetch the first of these parts, and up to [`AHEAD`] after it, unless they are on their way. Whatever else is on its
     /// way is given up. The fetch of the first, as frames that answer `request`.
-    pub fn fetch(
+    pub(super) fn fetch(
         &mut self,
         context: &Arc<Context>,
         sources: &Arc<Sources>,
@@ -60,7 +58,7 @@ impl ReadAhead {
     ) -> Fetch {
         let then: Vec<Part> = then.take(AHEAD).collect();
         self.fetches.retain(|(part, _)| *part == first || then.contains(part));
-        let begin = |part: &Part| begin(context, sources, &self.spare, request, part.clone());
+        let begin = |part: &Part| begin(context, sources, &self.recycled, request, part.clone());
         let at = self.fetches.iter().position(|(part, _)| *part == first);
         let fetch = match at.and_then(|at| self.fetches.remove(at)) {
             Some((_, fetch)) => fetch,
@@ -76,48 +74,42 @@ impl ReadAhead {
     }
 
     /// Empty frames that answer `request`.
-    pub fn frames(&self, request: u64) -> RecordsFrames {
-        self.spare.take(request)
+    pub(super) fn frames(&self, request: u64) -> RecordsFrames {
+        self.recycled.take(request)
     }
 
     /// These frames have been sent.
-    pub fn keep(&self, frames: RecordsFrames) {
-        self.spare.keep(frames);
+    pub(super) fn keep(&self, frames: RecordsFrames) {
+        self.recycled.keep(frames);
     }
 }
 
-/// A segment on its way; given up when this is dropped.
+/// A segment on its way, in a task of its own; given up when this is dropped.
 #[derive(Debug)]
-pub struct Fetch(JoinHandle<Result<RecordsFrames, String>>);
+pub(super) struct Fetch(JoinSet<Result<RecordsFrames, String>>);
 
-impl Future for Fetch {
-    type Output = Result<RecordsFrames, String>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or_else(|error| Err(error.to_string())))
+impl Fetch {
+    /// Its records.
+    pub(super) async fn done(mut self) -> Result<RecordsFrames, String> {
+        let done = self.0.join_next().await.expect("there is one task");
+        done.unwrap_or_else(|error| Err(error.to_string()))
     }
 }
 
-impl Drop for Fetch {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-fn begin(context: &Arc<Context>, sources: &Arc<Sources>, spare: &Spare, request: u64, part: Part) -> Fetch {
-    let (context, sources, spare) = (Arc::clone(context), Arc::clone(sources), spare.clone());
-    Fetch(tokio::spawn(async move {
+fn begin(context: &Arc<Context>, sources: &Arc<Sources>, recycled: &Recycled, request: u64, part: Part) -> Fetch {
+    let (context, sources, recycled) = (Arc::clone(context), Arc::clone(sources), recycled.clone());
+    Fetch(JoinSet::from_iter([async move {
         let (identity, closure) = (part.identity, part.closure);
-        let packer = || Packer::new(identity, closure, part.records.clone(), spare.take(request));
+        let packer = || Packer::new(identity, closure, part.records.clone(), recycled.take(request));
         sources.fetch_into(&context, identity, closure, packer).await
-    }))
+    }]))
 }
 
 /// Frames that have been sent: their memory is filled again.
 #[derive(Clone, Debug, Default)]
-struct Spare(Arc<Mutex<Vec<RecordsFrames>>>);
+struct Recycled(Arc<Mutex<Vec<RecordsFrames>>>);
 
-impl Spare {
+impl Recycled {
     fn take(&self, request: u64) -> RecordsFrames {
         self.lock().pop().unwrap_or_else(|| RecordsFrames::new(request))
     }

@@ -1,7 +1,8 @@
 //! An alarm clock with a finer grain than the runtime's timers, which count in milliseconds: boards are looked at five
 //! thousand times a second.
 //!
-//! Used by [`follow`](super::follow). One `timerfd_create(2)` descriptor; the runtime tells when it is readable.
+//! Used by [`follow`](super::follow). One `timerfd_create(2)` descriptor; the runtime tells when it is readable, as it does for
+//! the read channel of a [`visit`](super::visit).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,9 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-
-use super::readiness;
 
 /// Rings once for each time that it is set.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Alarm {
     /// An alarm that is not set. Called within the runtime.
     pub(super) fn new() -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        Ok(Alarm { timer: readiness::watch(timer)?, at: None })
+        Ok(Alarm { timer: watch(timer)?, at: None })
     }
 
     /// Rings at this moment, and not when it would have before; with `None` not at all.
@@ -55,6 +55,15 @@ impl Alarm {
         self.at = None;
         Ok(())
     }
+}
+
+/// Has the runtime tell when this becomes readable. Called within the runtime.
+#[expect(
+    deprecated,
+    reason = "what replaces it is unsafe, for owners whose descriptor may change: this one's does not"
+)]
+pub(super) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE)
 }
 
 #[cfg(test)]

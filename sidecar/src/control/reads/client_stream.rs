@@ -23,7 +23,7 @@ const FRAMES_PER_TURN: usize = 1024;
 
 /// Why a read or a follow ended.
 #[derive(Debug)]
-pub enum End {
+pub(super) enum End {
     /// At the end of the log or at the limit.
     Done,
     /// The client said stop.
@@ -48,20 +48,20 @@ impl From<io::Error> for End {
 
 /// A client that waits for records.
 #[derive(Debug)]
-pub struct ClientStream {
+pub(super) struct ClientStream {
     stream: UnixStream,
     /// What has been received and not been taken. Frames leave its front without moving the rest.
     received: BytesMut,
     /// The version that it speaks.
     version: u16,
     /// The number of its request.
-    request: u64,
+    pub(super) request: u64,
     /// Largest request that may come meanwhile, so that what is received fits a connection's inbox; a stop has no body.
     request_max: usize,
     /// How long it may take no byte.
     patience: Duration,
     /// The record to send next; 0 for the first that there is, while that is not known.
-    next: Lsn,
+    pub(super) next: Lsn,
     /// The record to send next when it was told last that it has caught up.
     caught_up: Option<Lsn>,
     frame: Vec<u8>,
@@ -69,7 +69,7 @@ pub struct ClientStream {
 
 impl ClientStream {
     /// A client whose request has this number, and which wants the records from `next` on.
-    pub fn new(
+    pub(super) fn new(
         stream: UnixStream,
         received: Vec<u8>,
         version: u16,
@@ -92,29 +92,13 @@ impl ClientStream {
         }
     }
 
-    /// The number of its request.
-    pub fn request(&self) -> u64 {
-        self.request
-    }
-
-    /// The record to send next; 0 for the first that there is, while that is not known.
-    pub fn next(&self) -> Lsn {
-        self.next
-    }
-
-    /// The log begins with this record, and so does the read.
-    pub fn begin_at(&mut self, first: Lsn) {
-        assert_eq!(self.next, Lsn(0), "a read begins once");
-        self.next = first;
-    }
-
     /// The socket, and what has been received and is not for the read.
-    pub fn into_parts(self) -> (UnixStream, Vec<u8>) {
+    pub(super) fn into_parts(self) -> (UnixStream, Vec<u8>) {
         (self.stream, self.received.into())
     }
 
     /// Sends records, and looks now and then whether the client has said anything.
-    pub async fn send_records(&mut self, frames: &mut RecordsFrames) -> Result<(), End> {
+    pub(super) async fn send_records(&mut self, frames: &mut RecordsFrames) -> Result<(), End> {
         for (piece, next) in frames.pieces(PIECE_SIZE) {
             self.write(piece).await?;
             self.next = Lsn(next);
@@ -124,12 +108,12 @@ impl ClientStream {
     }
 
     /// Sends an answer to the request.
-    pub async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
+    pub(super) async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
         self.say(self.request, response).await
     }
 
     /// Tells it which history the records from here on belong to, if it is of a version that knows them.
-    pub async fn send_history(&mut self, History(history): History) -> Result<(), End> {
+    pub(super) async fn send_history(&mut self, History(history): History) -> Result<(), End> {
         if self.version < VERSION_HISTORY {
             return Ok(());
         }
@@ -137,7 +121,7 @@ impl ClientStream {
     }
 
     /// Tells it that it has caught up, unless it knows: no record has been sent since.
-    pub async fn send_caught_up(&mut self) -> Result<(), End> {
+    pub(super) async fn send_caught_up(&mut self) -> Result<(), End> {
         if self.caught_up.replace(self.next) == Some(self.next) {
             return Ok(());
         }
@@ -154,7 +138,7 @@ impl ClientStream {
     }
 
     /// Writes everything, as long as the client goes on taking some of it.
-    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), End> {
+    pub(super) async fn write(&mut self, mut bytes: &[u8]) -> Result<(), End> {
         while !bytes.is_empty() {
             let ready = tokio::time::timeout(self.patience, self.stream.writable()).await;
             ready.map_err(|_| End::Stuck(self.patience))??;
@@ -168,12 +152,12 @@ impl ClientStream {
     }
 
     /// Returns when the client may have said something: then [listen](ClientStream::listen).
-    pub async fn speaks(&self) -> Result<(), End> {
+    pub(super) async fn speaks(&self) -> Result<(), End> {
         Ok(self.stream.readable().await?)
     }
 
     /// Takes what the client has said: a stop, or something that has to wait.
-    pub async fn listen(&mut self) -> Result<(), End> {
+    pub(super) async fn listen(&mut self) -> Result<(), End> {
         let mut bytes = [0; 4096];
         loop {
             match self.stream.try_read(&mut bytes) {
@@ -214,7 +198,7 @@ impl ClientStream {
     }
 
     /// Says how it ended. False if the connection is not to go on.
-    pub async fn finish(&mut self, end: End) -> bool {
+    pub(super) async fn finish(&mut self, end: End) -> bool {
         let next = self.next.0;
         let sent = match end {
             End::Gone => return false,

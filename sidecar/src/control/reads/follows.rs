@@ -1,7 +1,7 @@
 //! The follows that run in this process: how many there may be, what backups know them as, and how far each has come.
 //!
-//! A [`follow`](super::follow) takes a [`FollowSlot`] for as long as it reads from members; [`status`](crate::control::status) tells how far
-//! they are.
+//! A [`follow`](super::follow) takes a [`FollowSlot`] for as long as it reads from members;
+//! [`status`](crate::control::status) tells how far they are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::control::log::Term;
 
 /// Follows at once. A backup admits [32](tailwind_fabric::reading::READERS_MAX) readers: even if all follows of four sidecars
 /// visit the same one, none is refused.
-pub const FOLLOWS_MAX: usize = 8;
+pub(super) const FOLLOWS_MAX: usize = 8;
 
 /// The follows of a process.
 #[derive(Debug)]
@@ -33,15 +33,15 @@ pub struct Follows {
 
 /// How far a follow is.
 #[derive(Clone, Debug)]
-pub struct Progress {
+pub(super) struct Progress {
     /// The member that it reads from.
-    pub from: Option<MemberId>,
+    pub(super) from: Option<MemberId>,
     /// The last record that it has handed out.
-    pub lsn: Lsn,
+    pub(super) lsn: Lsn,
     /// Everything that was acknowledged before has been handed out; unknown at first.
-    pub covers: Option<Instant>,
+    pub(super) covers: Option<Instant>,
     /// When it began.
-    pub began: Instant,
+    pub(super) began: Instant,
 }
 
 impl Progress {
@@ -54,7 +54,7 @@ impl Progress {
 
 /// One of the follows. Free again when this is dropped.
 #[derive(Debug)]
-pub struct FollowSlot {
+pub(in crate::control) struct FollowSlot {
     follows: Arc<Follows>,
     index: usize,
 }
@@ -67,7 +67,7 @@ impl Follows {
     }
 
     /// A slot, if one is free.
-    pub fn take(self: &Arc<Follows>, next: Lsn) -> Option<FollowSlot> {
+    pub(in crate::control) fn take(self: &Arc<Follows>, next: Lsn) -> Option<FollowSlot> {
         let mut slots = self.lock();
         let index = slots.iter().position(Option::is_none)?;
         slots[index] = Some(Progress { from: None, lsn: next.prev(), covers: None, began: Instant::now() });
@@ -75,7 +75,7 @@ impl Follows {
     }
 
     /// A follower has believed a board of this epoch.
-    pub fn note(&self, log: LogId, epoch: Epoch) {
+    pub(in crate::control) fn note(&self, log: LogId, epoch: Epoch) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *seen {
             Some((known, latest)) if *known == log => *latest = epoch.max(*latest),
@@ -85,7 +85,7 @@ impl Follows {
 
     /// True for a term that has ended, whoever may still believe in it: records of a later epoch have been handed out here, and
     /// its log may lack them.
-    pub fn have_outlived(&self, term: &Term) -> bool {
+    pub(in crate::control) fn have_outlived(&self, term: &Term) -> bool {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.is_some_and(|(log, epoch)| log == term.log && epoch > term.epoch)
     }
@@ -125,12 +125,12 @@ impl Follows {
 
 impl FollowSlot {
     /// What backups know it as.
-    pub fn reader(&self) -> ReaderId {
+    pub(super) fn reader(&self) -> ReaderId {
         ReaderId(self.follows.first.wrapping_add(self.index as u64))
     }
 
     /// It has come further, and has handed out so many records more.
-    pub fn update(&self, records: u64, change: impl FnOnce(&mut Progress)) {
+    pub(super) fn update(&self, records: u64, change: impl FnOnce(&mut Progress)) {
         self.follows.records.fetch_add(records, Ordering::Relaxed);
         if let Some(progress) = &mut self.follows.lock()[self.index] {
             change(progress);

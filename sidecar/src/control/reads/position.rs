@@ -1,6 +1,6 @@
 //! Positions of the primary's log: who has applied the records up to one may answer a read that must see every earlier write.
 //!
-//! A primary takes one by a barrier ([`own`]), for its own clients within the append path and for other sidecars at
+//! A primary takes one by a barrier ([`take`]), for its own clients within the append path and for other sidecars at
 //! `/v1/position`. Others ask the primary that the config store names ([`ask`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -122,7 +122,7 @@ async fn ask_once(context: &Context) -> Result<PositionReply, String> {
     let config = context.configuration.borrow().clone();
     let config = config.ok_or("who is primary is not known")?;
     if config.primary.id == context.me.id {
-        return own(context).await;
+        return take(context).await;
     }
     let client = context.primary.of(context, &config.primary);
     let request = PositionRequest { group: context.group.clone(), log: Some(config.log) };
@@ -138,7 +138,7 @@ async fn ask_once(context: &Context) -> Result<PositionReply, String> {
 }
 
 /// A position of this primary's log, that is taken after this call has begun.
-pub(super) async fn own(context: &Context) -> Result<PositionReply, String> {
+pub(super) async fn take(context: &Context) -> Result<PositionReply, String> {
     let (reply, answer) = oneshot::channel();
     context.path.send(Command::TakePosition(reply));
     match timeout(ANSWER_TIMEOUT, answer).await {
@@ -175,7 +175,7 @@ pub async fn answer(context: &Context, request: &PositionRequest) -> Result<Posi
         return Err(Refusal::WrongLog { why });
     }
     let after_ms = AGAIN.as_millis() as u32;
-    own(context).await.map_err(|why| Refusal::RetryLater { after_ms, why: format!("{}: {why}", context.me.id) })
+    take(context).await.map_err(|why| Refusal::RetryLater { after_ms, why: format!("{}: {why}", context.me.id) })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What keeps this sidecar from becoming primary, for those who ask it how it is.
 //!
-//! Written by [`promote`](crate::control::roles::promote) and [`standby`](crate::control::roles::standby), told by [`status`](super) and `/readyz`.
+//! Written by a [promotion](crate::control::roles::promote) and a [standby](crate::control::roles::standby), told by
+//! [`status`](super) and `/readyz`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
