@@ -1,6 +1,6 @@
 //! The log as readers see it: open segments in this process's memory, closed ones at the members.
 //!
-//! Filled by [`lead`](super::roles::lead), read by [`reads`](super::reads). The primary keeps only the open end in memory;
+//! Filled by [`roles`](super::roles), read by [`reads`](super::reads). The primary keeps only the open end in memory;
 //! everything before is fetched when it is wanted, from its [`Sources`].
 
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! What this sidecar knows of each backup beside what its term knows: since when one is lost and why, and whether those answer
 //! that have no seat.
 //!
-//! [`lead`](crate::control::roles::lead) tells of seats and losses. Every backup without a seat is asked for a sign of life
+//! A term ([`roles`](crate::control::roles)) tells of seats and losses. Every backup without a seat is asked for a sign of life
 //! every few seconds, by a primary and by a standby alike: a spare that is gone, or a set that could not be recovered, shows
 //! before it is needed. Told by [`status`](super). Nothing is decided from it.
 

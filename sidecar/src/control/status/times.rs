@@ -1,6 +1,6 @@
 //! How long failovers take, and the steps of the promotions in them.
 //!
-//! Counted by [`roles`](crate::control::roles) and [`promote`](crate::control::roles::promote), shown by [`status`](super).
+//! Counted by [`roles`](crate::control::roles), shown by [`status`](super).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! What keeps this sidecar from becoming primary, for those who ask it how it is.
 //!
-//! Written by a [promotion](crate::control::roles::promote) and a [standby](crate::control::roles::standby), told by
-//! [`status`](super) and `/readyz`.
+//! Written by [`roles`](crate::control::roles), told by [`status`](super) and `/readyz`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
