@@ -198,6 +198,8 @@ fn begin() -> impl Strategy<Value = Begin> {
 struct World {
     observed: Observed,
     made: u32,
+    /// Copies that an append needs. What an invalid spec says of it counts for nobody.
+    floor: usize,
     copies: BTreeMap<String, Copy>,
     /// Members that a drain has evicted.
     evicted: u32,
@@ -290,6 +292,7 @@ impl World {
             allocatable: serde_json::from_value(json!({"cpu": "8", "memory": "64Gi", "pods": "110"})).unwrap(),
             ..NodeFacts::default()
         });
+        let floor = usize::from(group.spec.min_in_sync().max(1));
         let mut world = World {
             observed: Observed {
                 now: NOW.parse::<Timestamp>().unwrap(),
@@ -315,6 +318,7 @@ impl World {
                 group,
             },
             made: 0,
+            floor,
             copies: BTreeMap::new(),
             evicted: 0,
             refuses: begin.refuses,
@@ -446,7 +450,7 @@ impl World {
     /// The operator has let a pod go: every segment is in as many places as an append needs, or in no fewer than before.
     fn judge(&self, before: [usize; SEGMENTS_MAX], how: &str) {
         for (segment, (after, before)) in self.places().into_iter().zip(before).enumerate() {
-            let least = before.min(self.floor());
+            let least = before.min(self.floor);
             assert!(after >= least, "{how}: segment {segment} was in {before} places, and is in {after}");
         }
     }
@@ -527,10 +531,6 @@ impl World {
             .collect()
     }
 
-    fn floor(&self) -> usize {
-        usize::from(self.observed.group.spec.min_in_sync().max(1))
-    }
-
     fn plan(&mut self) -> Plan {
         self.made += 10;
         self.observed.names = (0..10).map(|n| format!("m{}", self.made + n)).collect();
@@ -574,7 +574,7 @@ impl World {
             let on_cordoned = leaves.spec.as_ref().unwrap().node_name.as_deref().is_some_and(is_cordoned);
             let whole = holders.len() > usize::from(self.observed.group.spec.backups);
             assert!(!on_cordoned || whole, "a cordon alone takes a copy");
-            assert!(holders.len() > self.floor(), "{} of {} copies would be left", holders.len() - 1, self.floor());
+            assert!(holders.len() > self.floor, "{} of {} copies would be left", holders.len() - 1, self.floor);
         }
         let keeps_files = |name: &str| {
             plan.actions.iter().any(|action| match action {
@@ -762,7 +762,7 @@ impl World {
         if self.observed.app.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return;
         }
-        let floor = self.floor();
+        let floor = self.floor;
         let cut_off = self.cut_off.clone();
         let is_reached = |name: &String| cut_off.as_ref() != Some(name);
         let holders: BTreeSet<String> = self.holders().into_iter().filter(is_reached).collect();
@@ -978,7 +978,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     // Where there are nodes enough for one to move, everything is as it should be at the end.
     let at_start = World::new(begin);
     let sound = at_start.holders().iter().fold(0, |sound, name| sound | at_start.copies[name].segments);
-    let had_copies = at_start.holders().len() >= world.floor() && sound == WHOLE;
+    let had_copies = at_start.holders().len() >= world.floor && sound == WHOLE;
     // With nobody to fill a successor, a drain does not wait for one.
     let on_cordoned = |pod: &Pod| {
         let node = pod.spec.as_ref().unwrap().node_name.as_ref();
@@ -997,7 +997,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         && !begin.forgotten
         && !begin.recreated
         && begin.hibernates.is_none()
-        && wanted > world.floor()
+        && wanted > world.floor
         && all >= wanted
         && at_start.observed.backups.iter().any(on_cordoned)
     {
