@@ -33,7 +33,7 @@ mod proc;
 mod tree;
 mod watch;
 
-use files::{Effects, File};
+use files::{Effects, File, MappedElsewhere};
 use proc::{Identity, Infos};
 use tree::Tree;
 use watch::Watch;
@@ -122,6 +122,7 @@ pub struct Volume {
     /// Numbers whose mode may be another one.
     modes: BTreeSet<Number>,
     effects: Effects,
+    mapped_elsewhere: MappedElsewhere,
     comparison: Comparison,
     /// What the log has.
     image: Image,
@@ -163,6 +164,7 @@ impl Volume {
             orphans: BTreeSet::new(),
             modes: BTreeSet::new(),
             effects: Effects::default(),
+            mapped_elsewhere: MappedElsewhere::default(),
             comparison,
             next: image.next(),
             directories: HashMap::new(),
@@ -341,17 +343,24 @@ impl Volume {
                 self.effects.of(thread, &mut self.infos).duplicates = true;
             }
             Call::Map(_) if planted::has(Bug::MapForgotten) => {}
-            Call::Map(descriptor) => {
-                if let Some(number) = self.file_of(thread, descriptor)?
-                    && self.infos.get(thread.0, descriptor.0).is_none_or(|info| info.writable)
-                    && let Some(file) = self.files.get_mut(&number)
-                {
-                    file.mapped = true;
-                }
-            }
+            Call::Map(descriptor) => self.maps(thread, descriptor)?,
             Call::Link => self.tree.linked(),
             Call::Exchange if planted::has(Bug::ExchangeForgotten) => {}
             Call::Exchange => self.tree.exchanging(),
+        }
+        Ok(())
+    }
+
+    /// Memory is shared with a file: it may be changed by stores, also under a name that it gets later.
+    fn maps(&mut self, thread: Thread, descriptor: Descriptor) -> Result<(), Refusal> {
+        match self.target(thread, descriptor)? {
+            _ if self.infos.get(thread.0, descriptor.0).is_some_and(|info| !info.writable) => {}
+            Target::File(number) => self.with(number, |file| file.mapped = true),
+            Target::Names | Target::Outside(_) => match proc::descriptor(thread, descriptor) {
+                Ok(Identity { device, inode, .. }) if device == self.device => self.mapped_elsewhere.add(inode),
+                _ => {}
+            },
+            Target::Kernel => {}
         }
         Ok(())
     }
@@ -380,12 +389,13 @@ impl Volume {
         if let Some(target) = self.known_target(thread, descriptor) {
             return Ok(target);
         }
-        let Some(identity) = proc::descriptor(thread, descriptor) else {
-            return match descriptor.0 {
-                // Not open, or its thread has ended: nobody learns of the answer, or the kernel says EBADF.
-                _ if proc::began(thread).is_none() || proc::can_look(thread) => Ok(Target::Kernel),
-                _ => Err(self.lose(format!("thread {thread} of the program cannot be looked at in /proc"))),
-            };
+        let identity = match proc::descriptor(thread, descriptor) {
+            Ok(identity) => identity,
+            // Nobody learns of the answer, or the kernel says EBADF.
+            Err(errno) if proc::is_closed(thread, errno) => return Ok(Target::Kernel),
+            Err(errno) => {
+                return Err(self.lose(format!("thread {thread} of the program cannot be looked at in /proc: {errno}")));
+            }
         };
         let outside = || Target::Outside(proc::path(thread, descriptor).unwrap_or_default());
         if identity.device != self.device {
@@ -421,7 +431,10 @@ impl Volume {
         }
         // Its name may be in the queue. Or it has none: then nothing of it survives, but what took its name away does, as if the
         // file had been there.
-        let is_nameless = || proc::descriptor(thread, descriptor).is_none_or(|identity| identity.links == 0);
+        let is_nameless = || match proc::descriptor(thread, descriptor) {
+            Ok(identity) => identity.links == 0,
+            Err(errno) => proc::is_closed(thread, errno),
+        };
         self.settle()?;
         if let Some(target) = known(self) {
             return Ok(target);
@@ -476,8 +489,8 @@ fn hold(directory: BorrowedFd<'_>, name: &Name) -> Result<OwnedFd, Errno> {
     fs::openat(directory, name.as_os_str(), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Bits::empty())
 }
 
-/// For reading. That is an open event of its own, which costs a look for writers.
+/// For reading. That is an open event of its own, which costs a look for writers. It waits for nobody who has a lease on the file.
 fn reopen(held: &OwnedFd) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", held.as_raw_fd());
-    fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Bits::empty())
+    fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK, Bits::empty())
 }

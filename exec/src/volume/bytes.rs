@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::fs;
 use tracing::warn;
 
-use super::files::{Effects, File};
+use super::files::{Effect, File};
 use super::{Refusal, Volume, proc};
 use crate::blocks::BLOCK;
 use crate::compare::{Changed, Compared, Plan};
@@ -23,12 +23,10 @@ const COMPARISONS: usize = 16;
 impl Volume {
     /// Reads the positions of a file's writers. The names are settled.
     pub(super) fn advance(&mut self, number: Number) -> Result<(), Refusal> {
-        let any_duplicates = |effects: &Effects| effects.all().any(|effect| effect.duplicates);
-        if any_duplicates(&self.effects) {
-            // Each sync would walk through /proc for the child of a shell that has long gone.
-            self.settle_ended();
-        }
-        let duplicates = any_duplicates(&self.effects);
+        // Each sync would walk through /proc, or compare the whole file, for the child of a shell that has long gone.
+        let is_costly = |effect: &Effect| effect.duplicates || effect.truncates || effect.is_opening(number);
+        self.effects.ended(is_costly).into_iter().for_each(|thread| self.stopped(thread));
+        let duplicates = self.effects.all().any(|effect| effect.duplicates);
         for look in 0..LOOKS {
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
             if look == 0 && (duplicates || file.ragged || file.writers.is_opening() || self.effects.is_opening(number))
@@ -85,7 +83,7 @@ impl Volume {
 
     /// Threads that have ended make no more calls.
     pub(super) fn settle_ended(&mut self) {
-        self.effects.ended().into_iter().for_each(|thread| self.stopped(thread));
+        self.effects.ended(|_| true).into_iter().for_each(|thread| self.stopped(thread));
         self.effects.looked();
     }
 
@@ -108,7 +106,18 @@ impl Volume {
         if file.mapped || file.ragged {
             doubts.add(Ranges::WHOLE);
         }
+        // What happens under a name outside of the volume is not seen.
+        let names = self.tree.names(number).count() as u64;
+        let has_others = fs::fstat(&file.reader)?.st_nlink > names;
+        if has_others {
+            doubts.add(Ranges::WHOLE);
+            self.modes.insert(number);
+        }
         let compared = self.compare_ranges(number, &mut doubts, u64::MAX, records);
+        if has_others {
+            // Once that name has gone, too: it may be open still.
+            self.with(number, File::suspect);
+        }
         self.with(number, |file| match compared {
             Ok(()) => file.synced = true,
             Err(_) => file.doubts.extend(doubts.iter()),

@@ -203,6 +203,31 @@ impl Writers {
     }
 }
 
+/// Files of the volume's device that have no number, and that memory of the program is or was shared with: by the time they get
+/// one, their inodes may be changed by stores.
+#[derive(Default, Debug)]
+pub(crate) struct MappedElsewhere {
+    inodes: HashSet<u64>,
+    /// They were too many.
+    any: bool,
+}
+
+const MAPPED_ELSEWHERE_MAX: usize = 4096;
+
+impl MappedElsewhere {
+    pub(crate) fn add(&mut self, inode: u64) {
+        self.inodes.insert(inode);
+        if self.inodes.len() > MAPPED_ELSEWHERE_MAX {
+            self.inodes.clear();
+            self.any = true;
+        }
+    }
+
+    pub(crate) fn has(&self, inode: u64) -> bool {
+        self.any || self.inodes.contains(&inode)
+    }
+}
+
 /// What the calls that continued may change, until their threads are stopped again or have ended.
 #[derive(Default, Debug)]
 pub(crate) struct Effects {
@@ -262,10 +287,15 @@ impl Effects {
         self.threads.remove(&thread)
     }
 
-    /// Threads that have ended.
-    pub(crate) fn ended(&self) -> Vec<Thread> {
-        let ended = |(thread, effect): (&Thread, &Effect)| (proc::began(*thread) != effect.began).then_some(*thread);
-        self.threads.iter().filter_map(ended).collect()
+    /// Threads with such effects that have ended.
+    pub(crate) fn ended(&self, which: impl Fn(&Effect) -> bool) -> Vec<Thread> {
+        let has_ended = |thread: Thread, effect: &Effect| match proc::began(thread) {
+            None => true,
+            // If it could not be read before, this may be the same thread.
+            now => effect.began.is_some() && now != effect.began,
+        };
+        let such = self.threads.iter().filter(|(_, effect)| which(effect));
+        such.filter(|(thread, effect)| has_ended(**thread, effect)).map(|(thread, _)| *thread).collect()
     }
 
     /// The effects of all threads that are not settled.

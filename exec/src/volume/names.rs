@@ -275,7 +275,8 @@ impl Volume {
                         file
                     }
                 };
-                self.files.insert(number, file);
+                let mapped = self.mapped_elsewhere.has(identity.inode);
+                self.files.insert(number, File { mapped, ..file });
                 self.opened(number);
                 hold = None;
             }
@@ -322,7 +323,9 @@ impl Volume {
         if self.image.node(number).is_some() {
             self.orphans.insert(number);
         }
-        self.files.remove(&number);
+        if let Some(File { inode, .. }) = self.files.remove(&number).filter(|file| file.mapped) {
+            self.mapped_elsewhere.add(inode);
+        }
         self.directories.remove(&number);
         self.unlisted.remove(&number);
         self.modes.remove(&number);

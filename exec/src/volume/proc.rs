@@ -2,7 +2,7 @@
 //!
 //! It reads only `fd`, `fdinfo`, `maps` and `stat` of `/proc`: the default profiles of container runtimes do not block these.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -81,14 +81,15 @@ pub(crate) fn mount(directory: &OwnedFd) -> Result<Option<u64>, Errno> {
     Ok(Some(found.stx_mnt_id))
 }
 
-/// The file behind a descriptor of a thread; `None` if there is none.
-pub(crate) fn descriptor(thread: Thread, descriptor: Descriptor) -> Option<Identity> {
-    identity(format!("/proc/{thread}/fd/{}", descriptor.0), CWD, AtFlags::empty()).ok()
+/// The file behind a descriptor of a thread. Only an error that [says so](is_closed) means that there is none: to list descriptors
+/// takes fewer rights than to look at one. `proc_pid_fd(5)`
+pub(crate) fn descriptor(thread: Thread, descriptor: Descriptor) -> Result<Identity, Errno> {
+    identity(format!("/proc/{thread}/fd/{}", descriptor.0), CWD, AtFlags::empty())
 }
 
-/// Whether the descriptors of a thread can be seen.
-pub(crate) fn can_look(thread: Thread) -> bool {
-    fs::read_dir(format!("/proc/{thread}/fd")).is_ok()
+/// Whether this error of [`descriptor`] says that it is not open, or that its thread has ended.
+pub(crate) fn is_closed(thread: Thread, errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::SRCH) || state(thread.0) != State::Lives
 }
 
 /// What descriptors are now, of which each sync asks again: the files of `/proc` that say so stay open, up to `INFOS_MAX`.
@@ -259,10 +260,24 @@ const END_TIME: Duration = Duration::from_secs(10);
 const END_PAUSE: Duration = Duration::from_micros(100);
 
 /// All descriptors of the program that may write to a regular file of a device.
+///
+/// A process that is forked during the walk may have the only number of a description by then, since its parent may have closed
+/// its own before its turn came. So the walk goes on until it finds no process that it does not know, or several times over.
 pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
-    let mut found = Vec::new();
-    let processes = descendants().map_err(|source| Hidden { process: std::process::id(), source })?;
-    for process in processes {
+    let (mut found, mut known) = (Vec::new(), HashSet::new());
+    for _ in 0..TRIES {
+        let mut processes = descendants().map_err(|source| Hidden { process: std::process::id(), source })?;
+        processes.retain(|process| known.insert(*process));
+        if processes.is_empty() {
+            break;
+        }
+        find_writers(&processes, device, &mut found)?;
+    }
+    Ok(found)
+}
+
+fn find_writers(processes: &[u32], device: u64, found: &mut Vec<Writer>) -> Result<(), Hidden> {
+    for &process in processes {
         let (mut at, mut ends_by) = (process, None);
         loop {
             let looked = writers_of(at, device);
@@ -291,7 +306,7 @@ pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
             }
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 /// The writers of one process, by its own number or that of a thread. If it ends during the listing, that is an error: the list

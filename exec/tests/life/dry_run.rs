@@ -69,3 +69,39 @@ fn bounds_are_those_of_a_real_run() {
     assert_eq!(dry_run(&place, &["--bytes-max", "65536"], script), Some(1));
     check_report(&place, &["(--bytes-max 65536)", "It does not fit yet"]);
 }
+
+/// Children that cut files by their paths, one of them killed in the midst of it: what they may have done is settled once.
+const CHILDREN: &str = r#"
+import os, signal
+
+with open("volume/file", "wb") as file:
+    file.write(os.urandom(4 << 20))
+file = os.open("volume/file", os.O_RDWR)
+os.fsync(file)
+for number in range(40):
+    child = os.fork()
+    if child == 0:
+        try:
+            while True:
+                os.truncate("absent", 0)
+        except FileNotFoundError:
+            if number > 0:
+                signal.pause()
+            os._exit(0)
+    if number > 0:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+for _ in range(40):
+    os.fsync(file)
+"#;
+
+#[test]
+fn ended_children_cost_no_later_sync_anything() {
+    let place = Place::new();
+    fs::write(place.path().join("program.py"), CHILDREN).unwrap();
+    assert_eq!(dry_run(&place, &[], "exec python3 program.py"), Some(0));
+    let report = place.read("stderr");
+    let compared = report.lines().find_map(|line| line.trim().strip_prefix("compared  ")?.split(" MiB").next());
+    let compared: f64 = compared.unwrap_or_else(|| panic!("{report}")).parse().unwrap();
+    assert!((4.0..20.0).contains(&compared), "{report}");
+}

@@ -60,3 +60,50 @@ fn what_is_elsewhere_is_never_confirmed() {
         assert_eq!(place.read("stdout"), "data");
     }
 }
+
+/// Files that are mapped before they have a name in the volume, and changed by stores after that.
+const MAPPED_BEFORE: &str = r#"
+import mmap, os
+
+def store(memory, file, letter):
+    memory[:] = letter * 4096
+    memory.flush()
+    os.fsync(file)
+
+def mapped(file):
+    os.ftruncate(file, 4096)
+    return mmap.mmap(file, 4096)
+
+root = os.open("volume", os.O_RDONLY)
+nameless = os.open("volume", os.O_TMPFILE | os.O_RDWR)
+linked = mapped(nameless)
+os.link(f"/proc/self/fd/{nameless}", "volume/linked", src_dir_fd=root)
+
+elsewhere = os.open("elsewhere", os.O_CREAT | os.O_RDWR)
+moved = mapped(elsewhere)
+os.rename("elsewhere", "volume/moved")
+
+kept = os.open("volume/kept", os.O_CREAT | os.O_RDWR)
+back = mapped(kept)
+for memory, file in [(linked, nameless), (moved, elsewhere), (back, kept)]:
+    store(memory, file, b"a")
+os.rename("volume/kept", "kept")
+os.fsync(root)
+os.rename("kept", "volume/kept")
+os.fsync(root)
+for letter in [b"b", b"c"]:
+    for memory, file in [(linked, nameless), (moved, elsewhere), (back, kept)]:
+        store(memory, file, letter)
+    os.fsync(root)
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn stores_are_followed_under_a_name_that_comes_later() {
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(place.run_python(&sidecar, &[], MAPPED_BEFORE), (KILLED, "confirmed\n".to_owned()));
+    assert!(place.run(&sidecar, &[], "cd volume; head -qc 4 linked moved kept").wait().success());
+    assert_eq!(place.read("stdout"), "cccccccccccc");
+}

@@ -1,8 +1,8 @@
 //! A call that opens a file tells of it before its descriptor is in the process's table, and may wait in between: here for the
 //! inode, which another thread keeps by allocating beyond the end of the file.
 
-use crate::Place;
 use crate::sidecar::Sidecar;
+use crate::{KILLED, Place};
 
 /// Syncs of the file continue while the call waits. What it opens writes within the file, each time with a sync.
 const SCRIPT: &str = r#"
@@ -62,4 +62,35 @@ fn a_descriptor_that_comes_late_is_followed() {
 #[test]
 fn a_descriptor_that_comes_late_is_followed_whoever_syncs() {
     late_descriptors_are_followed("os.O_TRUNC", "first");
+}
+
+/// A lease lets whoever opens the file wait until it is given up, for 45 s at the most. `F_SETLEASE(2const)`
+const LEASE: &str = r#"
+import errno, fcntl, os, signal
+
+# Otherwise the kernel's request to give the lease up is the end.
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+def sync(name, file):
+    try:
+        os.fsync(file)
+        print(name, "confirmed", flush=True)
+    except OSError as error:
+        print(name, errno.errorcode[error.errno], flush=True)
+
+file = os.open("volume/file", os.O_CREAT | os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+sync("leased", file)
+other = os.open("volume/other", os.O_CREAT | os.O_RDWR)
+os.write(other, b"other")
+sync("other", other)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn a_file_with_a_lease_holds_up_nobody() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let said = place.run_python(&sidecar, &[], LEASE);
+    assert_eq!(said, (KILLED, "leased EIO\nother confirmed\n".to_owned()));
 }

@@ -1,6 +1,7 @@
 //! As a user without privileges, as containers should be.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use rustix::process::geteuid;
@@ -101,4 +102,40 @@ fn processes_that_end_disturb_no_sync() {
         wait";
     let status = start(&place, &sidecar, script).wait();
     assert_eq!(status.code(), Some(0), "{}", place.read("stderr"));
+}
+
+/// Root itself may not look at it without a capability. `PR_SET_DUMPABLE(2const)`
+const HIDDEN: &str = r#"
+import ctypes, os
+
+PR_SET_DUMPABLE = 4
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+file = os.open("volume/file", os.O_CREAT | os.O_RDWR)
+os.write(file, b"data")
+os.fsync(file)
+"#;
+
+/// Root in a container may list what a process has open, and look at none of it if it is another user's.
+#[test]
+fn what_may_only_be_listed_is_never_confirmed() {
+    if !geteuid().is_root() {
+        let why = "cannot run: what_may_only_be_listed_is_never_confirmed: needs root";
+        writeln!(std::io::stderr(), "{why}").unwrap();
+        return;
+    }
+    let user = NOBODY.to_string();
+    let write = "echo data >volume/file && sync volume/file";
+    let as_another = format!("setpriv --reuid {user} --regid {user} --clear-groups sh -c '{write}'");
+    for program in [&as_another, "python3 program.py"] {
+        let place = Place::new();
+        let sidecar = Sidecar::start(place.path());
+        fs::write(place.path().join("program.py"), HIDDEN).unwrap();
+        let mut command = place.command("setpriv");
+        command.args(["--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", EXEC, "--dir"]).arg(place.volume());
+        command.args(["--without-pid-1", "--files-max", "1000", "--socket"]).arg(sidecar.socket());
+        command.args(["--", "sh", "-c", &format!("chmod 777 . volume; {program} && echo confirmed")]);
+        Running { child: command.spawn().unwrap() }.wait();
+        assert_eq!(place.read("stdout"), "", "{program}");
+        assert!(place.read("stderr").contains("Input/output error"), "{program}");
+    }
 }
