@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{self, AtFlags, Mode as Bits, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -238,6 +239,18 @@ fn describe(image: &Image, operation: &Operation<'_>) -> String {
 
 fn staged(number: Number) -> String {
     number.to_string()
+}
+
+/// Removes a file by its path in a directory, if it is there. A link on the way leads nowhere: its target may be elsewhere.
+pub(crate) fn remove_beneath(directory: &Path, name: &Path) -> io::Result<()> {
+    let root = fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Bits::empty())?;
+    let (parent, file) = (name.parent().unwrap_or(name), name.file_name().unwrap_or_default());
+    let parent = match parent.as_os_str() {
+        here if here.is_empty() => Ok(root),
+        parent => open_directory(root.as_fd(), parent),
+    };
+    let removed = parent.and_then(|parent| Ok(fs::unlinkat(parent, file, AtFlags::empty())?));
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 fn open_beneath(directory: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {

@@ -15,6 +15,7 @@ mod ground;
 pub mod image;
 pub mod lease;
 pub mod life;
+pub mod logging;
 mod no_log;
 pub mod planted;
 pub mod program;

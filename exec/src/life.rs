@@ -5,7 +5,6 @@
 //! code asks for.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,10 +18,11 @@ use tracing::{info, warn};
 use crate::appends::Appends;
 use crate::container::Place;
 use crate::descriptors;
-use crate::directory::Directory;
+use crate::directory::{self, Directory};
 use crate::ground::Ground;
 use crate::image::{Image, Operation};
 use crate::lease::{self, Barriers, Lease};
+use crate::logging;
 use crate::program::{self, Program, Signals};
 use crate::readiness::Readiness;
 use crate::record::Record;
@@ -417,10 +417,12 @@ fn lead(
 fn begin_lease(options: &Options, epoch: Epoch, length: Duration) -> Result<Lease> {
     let mut barriers = Barriers::new(options.socket.clone(), epoch, length);
     let end = || {
+        let killed = program::kill_all();
         warn!("no barrier has passed for as long as the lease lasts: the program must not continue and is killed");
-        if let Err(error) = program::kill_all() {
+        if let Err(error) = killed {
             warn!(%error, "a process of the program is left");
         }
+        logging::finish();
         std::process::exit(LOST);
     };
     Lease::begin(length, move || barriers.pass(), end).context("begin the lease")
@@ -430,9 +432,5 @@ fn begin_lease(options: &Options, epoch: Epoch, length: Duration) -> Result<Leas
 pub(crate) fn remove_at_start(directory: &Path, name: &Path) -> Result<()> {
     let inside = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     ensure!(inside, "--remove-at-start {}: give a path inside of --dir", name.display());
-    match fs::remove_file(directory.join(name)) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("remove {}", name.display())),
-    }
+    directory::remove_beneath(directory, name).with_context(|| format!("remove {}", name.display()))
 }

@@ -1,7 +1,7 @@
 //! `tailwind-exec`: runs an unmodified program whose files are replicated.
 
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::{self, ExitCode};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tailwind_exec::command_line::{Command, CommandLine, DoctorOptions, RunOption
 use tailwind_exec::doctor::{self, Finding};
 use tailwind_exec::dry_run;
 use tailwind_exec::life::{self, Options};
+use tailwind_exec::logging;
 use tailwind_exec::readiness;
 use tailwind_exec::volume::Bounds;
 use tracing_subscriber::EnvFilter;
@@ -23,8 +24,7 @@ fn main() -> ExitCode {
         // What `doctor` follows is of no interest unless it fails.
         EnvFilter::new(if command.is_some() { "warn" } else { "info" })
     });
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
-    log.with_ansi(io::stderr().is_terminal()).init();
+    logging::start(filter);
     let result = match (command, run) {
         (Some(Command::Doctor(options)), _) => examine(&options),
         (Some(Command::Ready(options)), _) => readiness::probe(&options.dir, &options.command).map(|()| 0),
@@ -33,13 +33,15 @@ fn main() -> ExitCode {
         (None, Some(arguments)) => run_program(arguments),
         (None, None) => CommandLine::command().error(ErrorKind::MissingRequiredArgument, "no program to run").exit(),
     };
-    match result {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
+    let code = result.map_or_else(
+        |error| {
             tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+            1
+        },
+        |code| u8::try_from(code).unwrap_or(1),
+    );
+    logging::finish();
+    ExitCode::from(code)
 }
 
 fn run_program(arguments: RunOptions) -> anyhow::Result<i32> {

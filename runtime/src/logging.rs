@@ -75,7 +75,8 @@ impl LogOptions {
         let filter = quiet
             .map(|module| format!("{module}=off").parse())
             .try_fold(filter, |filter, directive| directive.map(|directive| filter.add_directive(directive)))?;
-        let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // If nobody reads the log any more, that is no reason to panic.
+        let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
         match self.log_format {
             LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
             LogFormat::Json => builder.json().flatten_event(true).init(),

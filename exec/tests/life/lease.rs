@@ -1,10 +1,13 @@
 //! With a lease no program answers reads from memory that may be outdated.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
+
+use rustix::io::ioctl_fionbio;
 
 use crate::loss::check_end;
 use crate::sidecar::Sidecar;
-use crate::{LOST, Place, wait_until};
+use crate::{LOST, Place, Running, wait_until};
 
 /// So long that a busy machine sends barriers in time.
 const LEASE_MS: &str = "1500";
@@ -67,4 +70,24 @@ fn without_a_barrier_no_program_starts() {
     let mut running = place.run(&sidecar, &["--lease", LEASE_MS], SERVER);
     assert_eq!(running.wait().code(), Some(LOST));
     assert_eq!(place.read("stdout"), "");
+}
+
+/// Whoever reads standard error has stopped; and the program has asked never to wait for that, for itself and so for `tailwind-exec`.
+#[test]
+fn a_program_is_killed_although_the_log_is_stuck() {
+    for nonblocking in [false, true] {
+        let place = Place::new();
+        let sidecar = Sidecar::start(place.path());
+        let (_reader, mut writer) = std::io::pipe().unwrap();
+        let mut command = place.exec(&["--lease", LEASE_MS]);
+        command.arg("--socket").arg(sidecar.socket()).args(["--", "sh", "-c", SERVER]);
+        let running = Running { child: command.stderr(writer.try_clone().unwrap()).spawn().unwrap() };
+        place.wait_for("stdout", "started");
+        ioctl_fionbio(&writer, true).unwrap();
+        while writer.write_all(&[b'.'; 512]).is_ok() {}
+        ioctl_fionbio(&writer, nonblocking).unwrap();
+        sidecar.hold_acks();
+        sidecar.hold_barriers();
+        check_end(&place, running);
+    }
 }

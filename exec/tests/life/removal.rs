@@ -51,3 +51,21 @@ fn deep_folders_are_emptied_and_filled_again() {
     assert_eq!(place.run_python(&sidecar, &options, NEST), (KILLED, "made\n".to_owned()));
     assert_eq!(place.run_python(&sidecar, &options, FIND), (Some(0), "deep\n".to_owned()));
 }
+
+/// The log may have any link, and this is the other host.
+#[test]
+fn nothing_outside_is_removed_at_start() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    assert!(
+        place
+            .run(&sidecar, &[], "mkdir elsewhere; touch elsewhere/file; ln -s ../elsewhere volume/link")
+            .wait()
+            .success()
+    );
+    let mut running = place.run(&sidecar, &["--remove-at-start", "link/file"], "echo started");
+    assert_eq!(running.wait().code(), Some(1));
+    assert_eq!(place.read("stdout"), "");
+    assert!(place.read("stderr").contains("remove link/file"));
+    assert!(place.path().join("elsewhere/file").exists());
+}
