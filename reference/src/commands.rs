@@ -33,7 +33,7 @@ A process that must not continue, because what it would do next might be wrong, 
 shells show this as 134.
 ";
 
-/// A program that does something without a command.
+/// In place of a command: the program without one.
 const ITSELF: &str = "itself";
 
 /// The page.
@@ -266,10 +266,12 @@ fn table_of(variables: Variables) -> String {
 
 /// Commands of a program, without names if the option is that of all.
 fn of_program(program: &str, commands: &[String]) -> String {
+    let listed_of = |commands: &[String]| listed(commands.iter().map(String::as_str));
     match commands {
-        [command] if command == ITSELF => program.to_owned(),
         _ if commands.iter().any(String::is_empty) => format!("every command of {program}"),
-        _ => format!("{program} {}", listed(commands.iter().map(String::as_str))),
+        [itself] if itself == ITSELF => program.to_owned(),
+        [itself, others @ ..] if itself == ITSELF => format!("{program}, {}", listed_of(others)),
+        _ => format!("{program} {}", listed_of(commands)),
     }
 }
 
