@@ -146,7 +146,7 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory")]
     pub durability: Durability,
     /// Segment size, a power of two from 64KiB to 64MiB, and at most the backups' segment size. Larger segments take more
-    /// memory (6 of them in this process), smaller ones more control calls
+    /// memory (8 of them in this process, and 3 for each reader), smaller ones more control calls
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE", value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
     /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
