@@ -978,6 +978,10 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     // Where there are nodes enough for one to move, everything is as it should be at the end.
     let at_start = World::new(begin);
     let sound = at_start.holders().iter().fold(0, |sound, name| sound | at_start.copies[name].segments);
+    // The primary goes on without it, so what it alone has is not in the set any more.
+    let cut_off = begin.cut_off.map(|(index, _)| format!("orders-backup-p{index}"));
+    let others = at_start.holders().into_iter().filter(|name| cut_off.as_ref() != Some(name));
+    let cuts_alone = others.fold(0, |sound, name| sound | at_start.copies[&name].segments) != sound;
     let had_copies = at_start.holders().len() >= world.floor && sound == WHOLE;
     // With nobody to fill a successor, a drain does not wait for one.
     let on_cordoned = |pod: &Pod| {
@@ -1017,6 +1021,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         || begin.forgotten
         || begin.hibernates.is_some()
         || world.stranded
+        || cuts_alone
         || begin.admission.is_in_the_way()
         || begin.admission.keeps_to.is_some()
         || begin.pods.iter().any(|pod| pod.quarantined > 0 || pod.silent);
