@@ -107,6 +107,8 @@ async fn watch(api: Api<GroupView>, path: GroupPath, seen: watch::Sender<Option<
                 Ok(None) => break,
                 Err(error) => {
                     match refusal(&error) {
+                        // It has gone on where the API server does not remember any more, and begins with a list again.
+                        Some(status) if status.code == 410 => {}
                         Some(status) => say(status.message.clone(), status.code == 403),
                         None => say(error.to_string(), false),
                     }
