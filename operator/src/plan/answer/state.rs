@@ -215,7 +215,7 @@ impl Answer for Degraded {
         }
     }
 
-    /// In place of `Reported`, what can be reported. That a backup has no node yet is the question of [`Placeable`].
+    /// In place of `Reported`, what can be reported. That a backup has no node yet is the question of condition `Placeable`.
     fn reasons() -> impl Iterator<Item = &'static str> {
         let reported = || Trouble::VARIANTS.iter().filter(|trouble| **trouble != "Unscheduled").copied();
         Degraded::VARIANTS.iter().flat_map(move |reason| match *reason {
