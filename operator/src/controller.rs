@@ -129,6 +129,7 @@ pub(crate) async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<
         let news = plan.news(&observed);
         if news < News::Facts {
             remember(context, at, &observed, &plan);
+            record_rollout(context, at, &plan);
             let wait = context.last_looks.wait(at, news, Instant::now());
             if wait == Some(Duration::ZERO) {
                 apply::write_texts(context, &observed.group, &plan.status).await?;
@@ -169,7 +170,10 @@ pub(crate) async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<
     let plan = plan_in_turn(context, at, &mut observed);
     remember(context, at, &observed, &plan);
     forget_certificates(context, at, &plan.actions);
-    apply::apply(context, &observed, &plan).await?;
+    let applied = apply::apply(context, &observed, &plan).await;
+    // The next group begins once the status says that this one has ended, lest two say that they are updated.
+    record_rollout(context, at, &plan);
+    applied?;
     Ok(again(&plan, None))
 }
 
@@ -182,14 +186,17 @@ fn forget_certificates(context: &Context, at: &GroupRef, actions: &[plan::Action
 
 /// Plans; where outdated backups wait to be replaced, and it is the group's turn, so that they are.
 fn plan_in_turn(context: &Context, at: &GroupRef, observed: &mut Observed) -> Plan {
-    let (key, all) = (key(at), || context.all_groups());
-    let mut planned = plan(observed);
-    if planned.rollout == Rollout::Queued && context.rollout_turns.claim(&key, all) {
+    let planned = plan(observed);
+    if planned.rollout == Rollout::Queued && context.rollout_turns.claim(&key(at), || context.all_groups()) {
         observed.may_update = true;
-        planned = plan(observed);
+        return plan(observed);
     }
-    context.rollout_turns.saw(&key, planned.rollout, all);
     planned
+}
+
+/// What was planned is done, or nothing was to be done.
+fn record_rollout(context: &Context, at: &GroupRef, plan: &Plan) {
+    context.rollout_turns.saw(&key(at), plan.rollout, || context.all_groups());
 }
 
 /// When to look again: at the latest when what is not written yet may be.
