@@ -33,13 +33,13 @@ fn main() -> ExitCode {
         (None, Some(arguments)) => run_program(arguments),
         (None, None) => CommandLine::command().error(ErrorKind::MissingRequiredArgument, "no program to run").exit(),
     };
-    let code = result.map_or_else(
-        |error| {
+    let code = match result {
+        Ok(code) => u8::try_from(code).unwrap_or(1),
+        Err(error) => {
             tracing::error!("{error:#}");
             1
-        },
-        |code| u8::try_from(code).unwrap_or(1),
-    );
+        }
+    };
     logging::finish();
     ExitCode::from(code)
 }

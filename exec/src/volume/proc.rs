@@ -89,7 +89,11 @@ pub(crate) fn descriptor(thread: Thread, descriptor: Descriptor) -> Result<Ident
 
 /// Whether this error of [`descriptor`] says that it is not open, or that its thread has ended.
 pub(crate) fn is_closed(thread: Thread, errno: Errno) -> bool {
-    matches!(errno, Errno::NOENT | Errno::SRCH) || state(thread.0) != State::Lives
+    is_gone(errno) || state(thread.0) != State::Lives
+}
+
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::SRCH)
 }
 
 /// What descriptors are now, of which each sync asks again: the files of `/proc` that say so stay open, up to `INFOS_MAX`.
@@ -259,13 +263,16 @@ fn lineage(parents: &HashMap<u32, u32>, process: u32, own: u32) -> Lineage {
 const END_TIME: Duration = Duration::from_secs(10);
 const END_PAUSE: Duration = Duration::from_micros(100);
 
+/// Walks through processes that the ones before have not met.
+const WALKS: usize = 8;
+
 /// All descriptors of the program that may write to a regular file of a device.
 ///
 /// A process that is forked during the walk may have the only number of a description by then, since its parent may have closed
-/// its own before its turn came. So the walk goes on until it finds no process that it does not know, or several times over.
+/// its own before its turn came. So it is followed by others, until one meets nobody new.
 pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
     let (mut found, mut known) = (Vec::new(), HashSet::new());
-    for _ in 0..TRIES {
+    for _ in 0..WALKS {
         let mut processes = descendants().map_err(|source| Hidden { process: std::process::id(), source })?;
         processes.retain(|process| known.insert(*process));
         if processes.is_empty() {
@@ -337,7 +344,7 @@ fn writers_of(process: u32, device: u64) -> io::Result<Vec<Writer>> {
 }
 
 fn has_ended(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
+    Errno::from_io_error(error).is_some_and(is_gone)
 }
 
 /// How far a process is from its end.
