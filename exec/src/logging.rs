@@ -1,7 +1,7 @@
 //! The log: lines on standard error, which this process shares with the program.
 //!
-//! Started by `main`. A thread of its own writes them. Standard error may be full for as long as nobody reads it, and whoever has to
-//! kill a program that must not continue cannot wait for that. Beyond what the queue takes, lines are dropped.
+//! Started by `main`. A thread of its own writes them: standard error may be full for as long as nobody reads it, and a program
+//! that must not continue has to be killed all the same. Beyond what the queue takes, lines are dropped.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};

@@ -72,7 +72,8 @@ fn without_a_barrier_no_program_starts() {
     assert_eq!(place.read("stdout"), "");
 }
 
-/// Whoever reads standard error has stopped; and the program has asked never to wait for that, for itself and so for `tailwind-exec`.
+/// Nobody reads standard error any more. In the second case the program has asked never to wait for that, for itself and so for
+/// `tailwind-exec`.
 #[test]
 fn a_program_is_killed_although_the_log_is_stuck() {
     for nonblocking in [false, true] {

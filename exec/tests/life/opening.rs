@@ -64,7 +64,7 @@ fn a_descriptor_that_comes_late_is_followed_whoever_syncs() {
     late_descriptors_are_followed("os.O_TRUNC", "first");
 }
 
-/// A lease lets whoever opens the file wait until it is given up, for 45 s at the most. `F_SETLEASE(2const)`
+/// An `open` of a leased file waits until the lease is given up, for 45 s at the most. `F_SETLEASE(2const)`
 const LEASE: &str = r#"
 import errno, fcntl, os, signal
 

@@ -33,10 +33,10 @@ use fit::FitCheck;
 const TERM_SHORT: Duration = Duration::from_secs(1);
 /// The first such pause: members that were restarted a moment ago are back by then.
 const TERM_PAUSE_MIN: Duration = Duration::from_millis(10);
-/// The longest: a person who has mended the cause should not wait for long.
+/// The longest: an administrator who has mended the cause should not wait for long.
 const TERM_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Runs the roles for ever. Returns only with an error that a person must see to.
+/// Runs the roles until the process ends. Returns only with an error that an administrator must deal with.
 pub(super) async fn run(context: &Arc<Context>, outputs: mpsc::Receiver<FromTerm>) -> anyhow::Result<()> {
     match context.rules.reader {
         true => read_only::stay(context).await,

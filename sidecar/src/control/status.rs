@@ -1,6 +1,6 @@
 //! What a sidecar tells of itself and its group: the report, what `/readyz` answers, and the metrics.
 //!
-//! Asked by the HTTP endpoint and by [`control`](super), mostly at [`report`], which is one, wherever it is asked for. What the
+//! Asked by the HTTP endpoint and by [`control`](super), mostly at [`report`]: both get the same one. What the
 //! path and the roles know is put together here with what the files of this room know:
 //!
 //! - [`waits`]: what keeps this sidecar from becoming primary; [`times`]: how long failovers have taken;
