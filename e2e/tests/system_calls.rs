@@ -131,6 +131,11 @@ fn cheap_piece(calls: &[Call], begins: &[f64]) -> BTreeMap<Kind, usize> {
     Kind::ALL.map(|kind| (kind, cheap(kind))).into()
 }
 
+/// True for a call that brings the sidecar an append.
+fn arrives(call: &Call) -> bool {
+    call.kind == Kind::Receives && call.result == FRAME
+}
+
 /// True where this user may trace own processes.
 fn can_trace(test: &str) -> bool {
     match Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output() {
@@ -181,14 +186,16 @@ fn count(test: &TestContext, fabric: &str) -> BTreeMap<(&'static str, Kind), usi
     };
     let sidecar = |group: &Group| trace(group, Process::Sidecar(0));
     // The tracer writes as the calls return; of the client's end it hears last.
-    let arrived =
-        |calls: &[Call]| calls.iter().filter(|call| call.kind == Kind::Receives && call.result == FRAME).count();
+    let arrived = |calls: &[Call]| calls.iter().filter(|call| arrives(call)).count();
     group.wait("the trace", |group| arrived(&sidecar(group)) == APPENDS).unwrap();
-    let sidecar = sidecar(&group);
+    let mut sidecar = sidecar(&group);
+    // What the path hands to another thread costs it a call. The other threads have timers of their own, and where the machine is
+    // so busy that an append takes as long as these, they are in every piece.
+    let path = sidecar.iter().find(|call| arrives(call)).unwrap().id;
+    sidecar.retain(|call| call.id == path);
     let backups: Vec<Call> = (0..BACKUPS).flat_map(|index| trace(&group, Process::Backup(index))).collect();
     group.kill_all().unwrap();
-    let begins = sidecar.iter().filter(|call| call.kind == Kind::Receives && call.result == FRAME).map(|call| call.at);
-    let begins: Vec<f64> = begins.skip(WARM_UP).collect();
+    let begins: Vec<f64> = sidecar.iter().filter(|call| arrives(call)).map(|call| call.at).skip(WARM_UP).collect();
     let mut counted = BTreeMap::new();
     for (name, calls) in [("sidecar", sidecar), ("backups", backups)] {
         counted.extend(cheap_piece(&calls, &begins).into_iter().map(|(kind, count)| ((name, kind), count)));
@@ -270,8 +277,7 @@ fn a_trace_is_cut_where_appends_arrive() {
 8 2.000002 +++ exited with 0 +++
 ";
     let calls = calls(trace);
-    let begins: Vec<f64> =
-        calls.iter().filter(|call| call.result == FRAME && call.kind == Kind::Receives).map(|call| call.at).collect();
+    let begins: Vec<f64> = calls.iter().filter(|call| arrives(call)).map(|call| call.at).collect();
     assert_eq!(begins, [1.000001, 2.000001]);
     let counts: Vec<usize> = cheap_piece(&calls, &begins).into_values().collect();
     assert_eq!(counts, [2, 2, 2, 1, 1], "sends, receives, wakes, polls without those of the tick, others");
