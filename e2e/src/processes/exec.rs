@@ -225,7 +225,12 @@ impl Containers {
 
     /// Waits until there is something to find; on failure the error holds the end of every log.
     pub fn wait<T>(&self, what: &str, find: impl Fn() -> Option<T>) -> Result<T> {
-        let found = poll(TIMEOUT, POLL_INTERVAL, find);
+        self.wait_polling(what, POLL_INTERVAL, find)
+    }
+
+    /// The same, where each look costs what it looks at.
+    pub fn wait_polling<T>(&self, what: &str, interval: Duration, find: impl Fn() -> Option<T>) -> Result<T> {
+        let found = poll(TIMEOUT, interval, find);
         found.with_context(|| format!("waited {TIMEOUT:?} for {what}\n{}", self.last_lines()))
     }
 

@@ -11,9 +11,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::observer::TIMEOUT;
 
-/// How long a client pauses that finds no program which serves.
-const PAUSE: Duration = Duration::from_millis(5);
-
 /// The connection has ended, or does not serve yet: no fault.
 #[derive(Debug)]
 pub struct Outage;
@@ -22,6 +19,8 @@ pub struct Outage;
 pub trait Writer: Send + 'static {
     /// A connection to the program.
     type Connection;
+    /// How long a client pauses that finds no program which serves.
+    const PAUSE: Duration = Duration::from_millis(5);
 
     /// What it is called in messages.
     fn name(&self) -> &str;
@@ -119,6 +118,6 @@ fn find<W: Writer>(writer: &mut W, at: &mut usize) -> Result<W::Connection> {
             *at = (*at + 1) % writer.programs();
         }
         ensure!(Instant::now() < deadline, "{}: no program has answered for {TIMEOUT:?}", writer.name());
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(W::PAUSE);
     }
 }

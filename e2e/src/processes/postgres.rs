@@ -23,6 +23,8 @@ use crate::workload::Random;
 
 /// After so long without a reply a client looks whether another server serves. One that was cut off answers never.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long whoever is refused pauses: the server starts a process for each attempt, also while it recovers.
+const PAUSE: Duration = Duration::from_millis(200);
 /// The database's user; every connection is trusted.
 const USER: &str = "tester";
 /// Makes the database if there is none, and becomes the server: programs, directory, port, log, and options. Files of POSIX
@@ -114,7 +116,7 @@ impl Service for Servers {
 
     fn wait_until_serves(&self, index: usize) -> Result<PostgresClient> {
         let port = self.ports[index];
-        self.containers.wait(&format!("postgres{index} to serve"), || {
+        self.containers.wait_polling(&format!("postgres{index} to serve"), PAUSE, || {
             let mut client = PostgresClient::connect(port, ANSWER_TIMEOUT).ok()?;
             client
                 .ask("CREATE TABLE IF NOT EXISTS fence (time timestamptz); INSERT INTO fence VALUES (now())")
@@ -255,6 +257,7 @@ pub struct Writer {
 
 impl exec_client::Writer for Writer {
     type Connection = PostgresClient;
+    const PAUSE: Duration = PAUSE;
 
     fn name(&self) -> &str {
         &self.name
