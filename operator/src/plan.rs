@@ -112,14 +112,18 @@ impl Plan {
 
     /// What keeps a group safe while everything else is left as it is: its certificates are renewed, its claims go with it or outlive
     /// it as its spec says, and its budget follows what members report. Nobody moves its backups, so a budget that counts on that
-    /// is loosened.
+    /// is loosened; but not that of a single backup, which would be none.
     fn kept_safe(mut self, state: &GroupState<'_>) -> Plan {
         let observed = state.observed;
         self.actions.extend(kept_certificates(observed));
         self.actions.extend(owned_claims(observed));
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
             let keeps_all = licence::is_any_damaged(state) || licence::is_any_quarantined(state);
-            let exit = if keeps_all { Exit::Never } else { Exit::default() };
+            let exit = match keeps_all {
+                true => Exit::Never,
+                false if observed.group.spec.backups == 1 => Exit::AfterSuccessor,
+                false => Exit::BeforeSuccessor,
+            };
             let budget = budget(state, exit);
             self.actions.extend(needless_budget(observed, budget.as_ref()));
             self.actions.extend(budget.and_then(|budget| apply(observed, budget).ok()?));

@@ -376,7 +376,8 @@ impl World {
             self.claim(claim);
         }
         let copy = match () {
-            () if !started => Copy::default(),
+            // A memory that is not there yet is none that the set names.
+            () if !started => Copy { boot: 1, ..Copy::default() },
             () if start.emptied => Copy { boot: 1, ..Copy::default() },
             () if start.member => Copy { segments: WHOLE & !start.lacks, ..Copy::default() },
             // It was a member once, or it was not.
