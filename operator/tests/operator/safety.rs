@@ -224,6 +224,8 @@ struct World {
     healthy: BTreeSet<String>,
     /// It has not observed the newest budget: nobody is evicted.
     unobserved: bool,
+    /// The primary has let a member go, and the operator has not answered that yet: the pod still counts, as it would for any operator.
+    let_go: bool,
     appends: bool,
     /// The segments of the log: each of them was acknowledged.
     written: u16,
@@ -333,6 +335,7 @@ impl World {
             late: begin.late.then(BTreeMap::new),
             healthy: BTreeSet::new(),
             unobserved: false,
+            let_go: false,
             appends: begin.appends,
             written: WHOLE,
             cut_off: None,
@@ -510,7 +513,7 @@ impl World {
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
                 self.healthy.remove(&name);
                 self.evicted += u32::from(is_member);
-                if budget.is_some() && asked {
+                if budget.is_some() && asked && !self.let_go {
                     let copy = self.copies[&name];
                     let lost = copy.quarantined > 0 && !copy.silent && !self.has_claim(&name);
                     assert!(!lost, "an eviction that the budget allows takes what is in quarantine");
@@ -634,6 +637,7 @@ impl World {
                 undone.push(action);
             }
         }
+        self.let_go = false;
         if drained && after_all {
             self.evict();
         }
@@ -783,9 +787,11 @@ impl World {
         }
         let (written, appends) = (self.written, self.appends);
         let Some(members) = self.log() else { return };
+        let before = members.len();
         if holders.len() >= floor {
             members.retain(|member| holders.contains(&member.name));
         }
+        let let_go = members.len() < before;
         // An ack needs every member.
         let all_reached = members.len() >= floor && members.iter().all(|member| holders.contains(&member.name));
         let is_missing = members.len() < wanted;
@@ -798,6 +804,7 @@ impl World {
                 self.log().unwrap().push(LogMember { name, boot: copy.boot.to_string(), control: "x".to_owned() });
             }
         }
+        self.let_go = let_go;
         if appends && all_reached && written.count_ones() < SEGMENTS_MAX as u32 {
             self.append();
         }
@@ -979,10 +986,9 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     // Where there are nodes enough for one to move, everything is as it should be at the end.
     let at_start = World::new(begin);
     let sound = at_start.holders().iter().fold(0, |sound, name| sound | at_start.copies[name].segments);
-    // The primary goes on without it, so what it alone has is not in the set any more.
-    let cut_off = begin.cut_off.map(|(index, _)| format!("orders-backup-p{index}"));
-    let others = at_start.holders().into_iter().filter(|name| cut_off.as_ref() != Some(name));
-    let cuts_alone = others.fold(0, |sound, name| sound | at_start.copies[&name].segments) != sound;
+    // The primary goes on without it. What it alone has by then is not in the set any more, and nobody is filled.
+    let held = world.holders().iter().fold(0, |held, name| held | world.copies[name].segments);
+    let cuts_alone = begin.cut_off.is_some() && held != world.written;
     let had_copies = at_start.holders().len() >= world.floor && sound == WHOLE;
     // With nobody to fill a successor, a drain does not wait for one.
     let on_cordoned = |pod: &Pod| {
