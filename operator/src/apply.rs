@@ -181,10 +181,11 @@ impl<'a> Executor<'a> {
                 }
             }
             Action::Delete(removal) => {
-                recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 recheck::still_claimed(&self.api_of(Kind::Claim), self.observed, &removal.licence, doing).await?;
                 let apis = (&self.api_of(Kind::DisruptionBudget), &self.pods);
                 recheck::still_held(&self.context.prober, apis, self.observed, removal, doing).await?;
+                // Last, since a member that the primary has let go does not know it, and reports what it did before.
+                recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 // The claim first: it goes when its pod has gone, and no other pod takes it up meanwhile.
                 if let Some(claim) = &removal.claim {
                     self.end_claim(&removal.name, claim).await.doing(doing)?;

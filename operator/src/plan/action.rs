@@ -95,6 +95,8 @@ impl Action {
             (Action::Delete(removal), Action::Apply(owned)) => {
                 owned.kind == Kind::DisruptionBudget && !removal.licence.holders().is_empty()
             }
+            // Without the finalizer the group goes, and takes the claims that it owns.
+            (Action::Finalizer(false), Action::OwnClaim { .. }) => true,
             // At no moment do two pods have the label.
             (Action::Role { primary: true, .. }, Action::Role { primary: false, .. }) => true,
             _ => false,
