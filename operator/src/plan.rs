@@ -110,15 +110,17 @@ impl Plan {
         Plan::unchanged(state).kept_safe(state)
     }
 
-    /// What keeps a group safe while everything else is left as it is: its certificates are renewed, its claims go with it or outlive
-    /// it as its spec says, and its budget follows what members report. Nobody moves its backups, so a budget that counts on that
+    /// What keeps a group safe while everything else is left as it is: its certificates are renewed, its deletion waits for the app
+    /// and its claims go with it or outlive it as its spec says, and its budget follows what members report. Nobody moves its backups, so a budget that counts on that
     /// is loosened; but not that of a single backup, which would be none.
     fn kept_safe(mut self, state: &GroupState<'_>) -> Plan {
         let observed = state.observed;
+        self.actions.extend(finalizer(state));
         self.actions.extend(kept_certificates(observed));
         self.actions.extend(owned_claims(observed));
         if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
-            let keeps_all = licence::is_any_damaged(state) || licence::is_any_quarantined(state);
+            let is_one_ending = state.backups.iter().any(|backup| backup.member && backup.ends_in_time(observed.now));
+            let keeps_all = licence::is_any_damaged(state) || licence::is_any_quarantined(state) || is_one_ending;
             let exit = match keeps_all {
                 true => Exit::Never,
                 false if observed.group.spec.backups == 1 => Exit::AfterSuccessor,
@@ -138,11 +140,7 @@ impl Plan {
         let switchover = switchover::switchover(observed);
         let mut not_owned: BTreeSet<String> = observed.certificates.not_owned.iter().cloned().collect();
 
-        let mut actions = Vec::new();
-        let wants_finalizer = group.spec.deletion == Deletion::AfterApp;
-        if observed.has_finalizer() != wants_finalizer && !state.is_deleting() {
-            actions.push(Action::Finalizer(wants_finalizer));
-        }
+        let mut actions = Vec::from_iter(finalizer(state));
         if not_owned.is_empty() {
             let steps = certificates::steps(&observed.certificates, observed.now);
             actions.extend(steps.into_iter().map(Action::Certificates));
@@ -219,6 +217,12 @@ fn claims(state: &GroupState<'_>, backups: &BackupPlan) -> impl Iterator<Item = 
     claims.map(|claim| Action::Claim(Box::new(claim)))
 }
 
+/// What lets the group's deletion wait for the app, or not.
+fn finalizer(state: &GroupState<'_>) -> Option<Action> {
+    let wanted = state.observed.group.spec.deletion == Deletion::AfterApp;
+    (state.observed.has_finalizer() != wanted && !state.is_deleting()).then_some(Action::Finalizer(wanted))
+}
+
 /// What lets claims go with the group, or outlive it, as its spec says: also while everything else is left alone, since the group may
 /// be deleted at any time.
 fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
@@ -230,13 +234,19 @@ fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
     })
 }
 
-/// The budget that the group is to have. It is not loosened before all members have been asked: an operator that has just started
-/// does not know yet what the one before it knew.
+/// The budget that the group is to have; none before there is a log. It is not loosened before all members have been asked: an
+/// operator that has just started does not know yet what the one before it knew.
 fn budget(state: &GroupState<'_>, exit: Exit) -> Option<Owned> {
     let Observed { group, server, .. } = state.observed;
+    let has_log = state.observed.log().is_some_and(|log| !log.members.is_empty());
+    let is_forgotten = licence::is_forgotten(state.observed);
+    if !group.spec.disruption_budget || !has_log && !is_forgotten {
+        return None;
+    }
+    let exit = if is_forgotten { Exit::Never } else { exit };
     let before = own_budget(state.observed).filter(|_| licence::is_any_unasked(state));
     let before = before.and_then(|budget| disruption::stays(&budget.object));
-    let stay = disruption::stay(group, exit, licence::unproved(state), before)?;
+    let stay = disruption::stay(&group.spec, exit, licence::unproved(state), before)?;
     Some(disruption::budget(group, *server, stay))
 }
 

@@ -10,8 +10,8 @@
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::json;
-use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::LABEL_BACKUP_OF;
+use tailwind_crds::{ReplicaGroup, ReplicaGroupSpec};
 
 use super::{Kind, Owned};
 use crate::planted::{self, Bug};
@@ -21,7 +21,7 @@ use crate::server_version::ServerVersion;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Not now: a member is damaged, and what it lacks may be at one of the others alone; or a pod keeps what is in quarantine; or a
-    /// member leaves, and rests on the others.
+    /// member leaves, and rests on the others; or backups hold a log of which the config store knows nothing.
     Never,
     /// Once its successor has its copy: there is a primary to fill one, and a node for it.
     AfterSuccessor,
@@ -36,7 +36,7 @@ pub(crate) enum Exit {
 /// member is damaged, one of those may have what it lacks.
 const EVERYBODY: u8 = u8::MAX;
 
-/// How many backups have to stay, if there is to be a budget: none before there is a log.
+/// How many backups of a group with a log have to stay, if there is to be a budget.
 ///
 /// All of them while a successor can be filled first: then evictions by a drain are refused until the operator has moved the
 /// backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
@@ -45,12 +45,7 @@ const EVERYBODY: u8 = u8::MAX;
 /// A budget counts every pod that is ready. For each of them that does not prove that it holds the log (`unproved`), one more
 /// must stay: then, whichever pod is evicted, enough pods for appends are left that prove that they hold the log. Nor do fewer
 /// stay than `before`, where that is given.
-pub(crate) fn stay(group: &ReplicaGroup, exit: Exit, unproved: usize, before: Option<u8>) -> Option<u8> {
-    let spec = &group.spec;
-    let log = group.status.as_ref().and_then(|status| status.log.as_ref());
-    if !spec.disruption_budget || log.is_none_or(|log| log.members.is_empty()) {
-        return None;
-    }
+pub(crate) fn stay(spec: &ReplicaGroupSpec, exit: Exit, unproved: usize, before: Option<u8>) -> Option<u8> {
     let unproved = u8::try_from(unproved).unwrap_or(EVERYBODY);
     let floor = spec.min_in_sync().max(1).saturating_add(unproved);
     let stay = match exit {

@@ -65,6 +65,8 @@ pub(crate) struct BackupPod {
     pub(crate) gate: Option<bool>,
     /// A budget counts it, or will in a moment: also one that has just left the set, until its kubelet has heard of that.
     pub(crate) counted: bool,
+    /// A budget counts it, even if it is lost: its node may be gone, and nobody has said so of the pod.
+    pub(crate) counted_lost: bool,
     /// It was created from an older spec or image.
     pub(crate) outdated: bool,
     /// Why it should leave, although it works.
@@ -280,6 +282,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         member,
         ready,
         counted: ready && (member || is_true(pod, GATE_CAUGHT_UP) || is_true(pod, "Ready")),
+        counted_lost: is_true(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !has_ended(pod),
         gate: has_gate,
         outside_since,
         outdated,

@@ -385,7 +385,10 @@ impl<'a> Planner<'a> {
                 false => Replacement::AfterOthersJoin(pod, why),
             };
         }
-        if let Some(ending) = self.backups.iter().find(|other| self.ends_soon(other)) {
+        // The next attempt of one that has failed comes on another node, if there is one.
+        let is_next =
+            |other: &BackupPod| matches!(other.health, Health::Failed { .. }) && !self.plan.survey.free.is_empty();
+        if let Some(ending) = self.backups.iter().find(|other| self.ends_soon(other) && !is_next(other)) {
             return Replacement::AfterEndingPod(pod, why, ending.name.clone());
         }
         if spares.is_empty() && !self.plan.survey.free.is_empty() && self.held == 0 {
@@ -515,7 +518,9 @@ impl<'a> Planner<'a> {
         let unplaced = self.plan.unplaced;
         // Those that have a node, or find one: of more pods than nodes, some may be left without.
         let placeable = (self.alive.len() + self.plan.creations.len()).saturating_sub(unplaced.saturating_sub(free));
-        let is_led = self.has_primary && !self.observed.group.spec.fenced;
+        // The only copy waits for somebody to fill a successor, where there is a node for one; fenced, it is not let go at all.
+        let (is_fenced, is_only) = (self.observed.group.spec.fenced, self.wanted == 1);
+        let is_led = self.has_primary && !is_fenced || is_only;
         // A pod too many that finds no node leaves the others as they are.
         let too_many = (self.alive.len() + self.plan.creations.len()).saturating_sub(self.wanted);
         // The drain of a cordoned node would wait for the operator without end.
@@ -529,6 +534,7 @@ impl<'a> Planner<'a> {
             () if is_any_damaged(self.state) && !planted::has(Bug::EvictsBesideDamage) => Exit::Never,
             () if is_any_quarantined(self.state) && !planted::has(Bug::EvictsQuarantined) => Exit::Never,
             () if self.is_one_leaving() => Exit::Never,
+            () if is_fenced && is_only => Exit::AfterSuccessor,
             () if stays => Exit::BeforeSuccessor,
             () if self.held > 0 => Exit::Alone,
             // Whoever drains a node does not wait without end for a successor that does not come.

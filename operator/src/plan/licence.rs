@@ -351,13 +351,14 @@ pub(crate) fn is_any_quarantined(state: &GroupState<'_>) -> bool {
 }
 
 /// Pods that a budget counts although they do not prove that they hold the log: members whose reports cannot be read, or are not
-/// there yet, may be damaged; and what has left the set has nothing that counts.
+/// there yet, may be damaged; what has left the set has nothing that counts; and what is lost proves nothing.
 pub(crate) fn unproved(state: &GroupState<'_>) -> usize {
     if planted::has(Bug::EvictsBesideSilence) {
         return 0;
     }
     let says = |backup: &BackupPod| matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
-    counted(state).filter(|backup| !(backup.member && says(backup))).count()
+    let lost = state.backups.iter().filter(|backup| !backup.is_alive() && backup.counted_lost);
+    counted(state).filter(|backup| !(backup.member && says(backup))).chain(lost).count()
 }
 
 /// Whether one of those has not been asked yet what it holds. It will be in a moment.
@@ -382,6 +383,11 @@ pub(crate) fn proves(observed: &Observed, backup: &BackupPod) -> bool {
     let Some(log) = observed.log() else { return false };
     let member = log.members.iter().find(|member| member.name == backup.name);
     member.zip(observed.reports.get(&backup.name)).is_some_and(|(member, report)| prove(log, member, report).is_ok())
+}
+
+/// Whether the config store knows of no log, and a backup holds one, or was in the set of one.
+pub(crate) fn is_forgotten(observed: &Observed) -> bool {
+    observed.log().is_none() && without_log(observed, None).is_err()
 }
 
 /// A config store that knows of no log may have been emptied.

@@ -406,7 +406,7 @@ impl World {
             let name = pod.name_any();
             let copy = self.copies[&name];
             let is_named = self.is_named(&name);
-            if copy.silent || has_failed(pod) {
+            if copy.silent || !is_running(pod) {
                 return (name, Err("no answer within 2 s".to_owned()));
             }
             let holds = copy.segments != 0 || is_named && copy.boot == 0;
@@ -525,7 +525,7 @@ impl World {
 
     /// Members whose pods work.
     fn holders(&self) -> BTreeSet<String> {
-        let works = |pod: &&Pod| !has_failed(pod) && pod.metadata.deletion_timestamp.is_none();
+        let works = |pod: &&Pod| is_running(pod) && pod.metadata.deletion_timestamp.is_none();
         self.observed
             .backups
             .iter()
@@ -920,7 +920,15 @@ fn is_healthy(pod: &Pod) -> bool {
 }
 
 fn has_failed(pod: &Pod) -> bool {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed")
+    phase(pod) == Some("Failed")
+}
+
+fn is_running(pod: &Pod) -> bool {
+    phase(pod) == Some("Running")
+}
+
+fn phase(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.phase.as_deref()
 }
 
 fn is_ready(pod: &Pod) -> bool {

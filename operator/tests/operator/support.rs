@@ -605,6 +605,7 @@ impl Example {
             "conditions": [
                 {"type": "ContainersReady", "status": truth(ready)},
                 {"type": GATE_CAUGHT_UP, "status": truth(member != given.gate_lags)},
+                {"type": "Ready", "status": truth(ready && member != given.gate_lags)},
             ],
         });
         if let Some(why) = &given.unschedulable {
