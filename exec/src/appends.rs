@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use tailwind_client::blocking::Client;
-use tailwind_client::{Ack, Limits, Lsn, Role, Ticket};
+use tailwind_client::{Ack, Epoch, Limits, Lsn, Role, Ticket};
 
 use tracing::{info, warn};
 
@@ -17,6 +17,7 @@ pub struct Appends {
     socket: PathBuf,
     trimming: Option<JoinHandle<()>>,
     client: Client,
+    epoch: Epoch,
     limits: Limits,
     /// The last record of each batch that is not acknowledged.
     in_flight: VecDeque<(Ticket, Lsn)>,
@@ -25,11 +26,11 @@ pub struct Appends {
 }
 
 impl Appends {
-    /// After a turn, whose next LSN is `next`.
-    pub fn new(socket: PathBuf, client: Client, next: Lsn) -> Appends {
+    /// After a turn in this epoch, whose next LSN is `next`.
+    pub fn new(socket: PathBuf, client: Client, epoch: Epoch, next: Lsn) -> Appends {
         let limits = client.welcome().limits;
         let last = Lsn(next.0.saturating_sub(1));
-        Appends { socket, trimming: None, client, limits, in_flight: VecDeque::new(), sent: last, acked: last }
+        Appends { socket, trimming: None, client, epoch, limits, in_flight: VecDeque::new(), sent: last, acked: last }
     }
 
     /// How many of `records` fit into one batch: one at least, or the sidecar says why not.
@@ -87,7 +88,9 @@ impl Log for Appends {
 
     fn pump(&mut self) -> Result<(), Loss> {
         self.client.pump()?;
-        if self.client.role_info().role != Role::Primary {
+        // It may have lost the role and got it again: another program has run in between.
+        let now = self.client.role_info();
+        if now.role != Role::Primary || now.epoch != self.epoch {
             return Err(Loss::Role);
         }
         self.take_acks()

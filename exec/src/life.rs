@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<i32> {
             Some(turn) => turn,
             None => return Ok(0),
         };
-        let appends = Appends::new(options.socket.clone(), client, turn.next);
+        let appends = Appends::new(options.socket.clone(), client, turn.epoch, turn.next);
         signals = match lead(options, &ground, standby, appends, &turn, signals)? {
             Led::Ended(code) => return Ok(code),
             Led::Lost(signals) if matches!(place, Place::First) => signals,

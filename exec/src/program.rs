@@ -236,7 +236,14 @@ fn kill_until(mut reap: impl FnMut() -> io::Result<()>) -> io::Result<()> {
             let _ = kill_process_group(Pid::INIT, Signal::KILL);
         }
         // Parents first, by their numbers: nobody is to act on the death of another.
-        let mut left = descendants()?;
+        let mut left = match descendants() {
+            Ok(left) => left,
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+        };
         left.sort_unstable();
         for process in &left {
             if let Some(pid) = Pid::from_raw(*process as i32) {

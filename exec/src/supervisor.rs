@@ -2,7 +2,7 @@
 //!
 //! One thread and one loop. Each turn of it takes all calls that wait, lets those continue that only change something, makes
 //! one capture for each file that is synced, and hands what there is to the sidecar. The answers follow the order of the acks:
-//! a sync that finds nothing new still waits for every append that was sent before it, which may carry its bytes.
+//! a sync that finds nothing new appends an empty record, since only an ack proves that no other program runs by now.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -150,6 +150,8 @@ struct Generation {
     copied: Option<Lsn>,
 }
 
+/// So often a file may leave the volume, and come back, while a sync of it is taken.
+const LEAVES_MAX: usize = 16;
 /// Bytes of old blocks that go with each sync at least, while there are any.
 const COPY_MIN: u64 = 64 << 10;
 /// And for each byte that a sync appends.
@@ -222,40 +224,38 @@ impl<'a, L: Log> Supervisor<'a, L> {
         Ok(calls)
     }
 
-    /// One capture for each file, no matter how many threads wait for it.
-    fn sync(&mut self, syncs: Vec<Stopped>) -> Result<(), Loss> {
-        let mut wanted: BTreeMap<Wanted, Vec<u64>> = BTreeMap::new();
-        for Stopped { id, thread, call } in syncs {
-            let targets = match call {
-                Call::SyncMapping { address, length } => {
-                    self.volume.mapped(thread, address, length).map(|mapped| self.wanted_of(mapped))
-                }
-                Call::Sync(descriptor) => self.volume.target(thread, descriptor).map(|target| match target {
-                    Target::File(number) => Wanted::Files(BTreeSet::from([number])),
-                    Target::Names => Wanted::Names,
-                    Target::Kernel => Wanted::Kernel,
-                    Target::Outside(path) => self.outside(path),
-                }),
-                Call::SyncFileSystem(descriptor) => self.volume.target(thread, descriptor).map(|target| match target {
-                    Target::File(_) | Target::Names => Wanted::All,
-                    Target::Kernel => Wanted::Kernel,
-                    Target::Outside(path) => self.outside(path),
-                }),
-                _ => Ok(Wanted::All),
-            };
-            match targets {
-                Ok(wants) => wanted.entry(wants).or_default().push(id),
-                Err(refusal) => self.refuse(&[id], &refusal)?,
+    /// Takes what syncs owe. A file may leave the volume while it is taken: what its descriptor leads to is told again.
+    fn sync(&mut self, mut syncs: Vec<Stopped>) -> Result<(), Loss> {
+        for _ in 0..LEAVES_MAX {
+            if syncs.is_empty() {
+                return Ok(());
+            }
+            syncs = self.sync_once(syncs)?;
+        }
+        let ids: Vec<u64> = syncs.iter().map(|stopped| stopped.id).collect();
+        let why = format!("its file has left the volume and come back {LEAVES_MAX} times while it was synced");
+        self.refuse(&ids, &Refusal::Lost(why))
+    }
+
+    /// One capture for each file, no matter how many threads wait for it. Returns the syncs whose files have just left.
+    fn sync_once(&mut self, syncs: Vec<Stopped>) -> Result<Vec<Stopped>, Loss> {
+        let mut wanted: BTreeMap<Wanted, Vec<Stopped>> = BTreeMap::new();
+        for stopped in syncs {
+            match self.wants(&stopped) {
+                Ok(wants) => wanted.entry(wants).or_default().push(stopped),
+                Err(refusal) => self.refuse(&[stopped.id], &refusal)?,
             }
         }
-        for (wants, ids) in wanted {
+        let (mut left, mut sent) = (Vec::new(), false);
+        for (wants, syncs) in wanted {
+            let ids: Vec<u64> = syncs.iter().map(|stopped| stopped.id).collect();
             let (mut records, began) = (Vec::new(), Instant::now());
             let result = match &wants {
-                Wanted::Files(numbers) => {
-                    numbers.iter().try_for_each(|number| self.volume.capture_file(*number, &mut records))
-                }
-                Wanted::Names => self.volume.capture_names(&mut records),
-                Wanted::All => self.volume.capture_all(&mut records),
+                Wanted::Files(numbers) => numbers.iter().try_fold(true, |are_here, number| {
+                    self.volume.capture_file(*number, &mut records).map(|is_here| are_here && is_here)
+                }),
+                Wanted::Names => self.volume.capture_names(&mut records).map(|()| true),
+                Wanted::All => self.volume.capture_all(&mut records).map(|()| true),
                 Wanted::Kernel => {
                     self.answer_all(&ids, Answer::Go)?;
                     continue;
@@ -269,11 +269,19 @@ impl<'a, L: Log> Supervisor<'a, L> {
             self.tally.captures.add(began.elapsed());
             // What was captured before a refusal is in the image, so it goes to the log.
             self.send(&records)?;
+            sent |= !records.is_empty();
             match result {
-                Ok(()) if records.is_empty() && planted::has(Bug::AnsweredAtOnce) => {
+                Ok(false) => left.extend(syncs),
+                Ok(true) if records.is_empty() && planted::has(Bug::AnsweredAtOnce) => {
                     self.answer_all(&ids, Answer::Done)?
                 }
-                Ok(()) => {
+                Ok(true) => {
+                    // What is in the log already may have been overwritten by a successor's program: an ack proves that there is
+                    // none, if its append comes after the sync.
+                    if !sent {
+                        self.send(&[Record::Names { last: true, changes: Vec::new() }.encode()])?;
+                        sent = true;
+                    }
                     let last = self.log.sent();
                     self.waiting.extend(ids.into_iter().map(|id| (last, id)));
                 }
@@ -281,7 +289,30 @@ impl<'a, L: Log> Supervisor<'a, L> {
             }
             self.renew(size(&records))?;
         }
-        Ok(())
+        Ok(left)
+    }
+
+    fn wants(&mut self, stopped: &Stopped) -> Result<Wanted, Refusal> {
+        let thread = stopped.thread;
+        Ok(match stopped.call {
+            Call::SyncMapping { address, length } => {
+                let mapped = self.volume.mapped(thread, address, length)?;
+                self.wanted_of(mapped)
+            }
+            Call::Sync(descriptor) => match self.volume.target(thread, descriptor)? {
+                Target::File(number) => Wanted::Files(BTreeSet::from([number])),
+                Target::Names => Wanted::Names,
+                Target::Kernel => Wanted::Kernel,
+                Target::Outside(path) => self.outside(path),
+            },
+            Call::SyncFileSystem(descriptor) if self.volume.is_on_its_file_system(thread, descriptor)? => Wanted::All,
+            Call::SyncFileSystem(descriptor) => match self.volume.target(thread, descriptor)? {
+                Target::File(_) | Target::Names => Wanted::All,
+                Target::Kernel => Wanted::Kernel,
+                Target::Outside(path) => self.outside(path),
+            },
+            _ => Wanted::All,
+        })
     }
 
     fn send(&mut self, records: &[Vec<u8>]) -> Result<(), Loss> {

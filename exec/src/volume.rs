@@ -33,7 +33,7 @@ mod proc;
 mod tree;
 mod watch;
 
-use files::{Effects, File, MappedElsewhere};
+use files::{Effects, File, Links, MappedElsewhere};
 use proc::{Identity, Infos};
 use tree::Tree;
 use watch::Watch;
@@ -123,6 +123,7 @@ pub struct Volume {
     modes: BTreeSet<Number>,
     effects: Effects,
     mapped_elsewhere: MappedElsewhere,
+    links: Links,
     comparison: Comparison,
     /// What the log has.
     image: Image,
@@ -165,6 +166,7 @@ impl Volume {
             modes: BTreeSet::new(),
             effects: Effects::default(),
             mapped_elsewhere: MappedElsewhere::default(),
+            links: Links::default(),
             comparison,
             next: image.next(),
             directories: HashMap::new(),
@@ -281,6 +283,7 @@ impl Volume {
                 file.suspect();
             }
         }
+        self.links.made += effect.links;
         if !effect.truncates && !effect.duplicates {
             return;
         }
@@ -320,7 +323,7 @@ impl Volume {
             }
             Call::Seek { .. } if planted::has(Bug::SeekForgotten) => {}
             Call::Seek { descriptor, target } => {
-                if let Some(number) = self.file_of(thread, descriptor)? {
+                if let Some(number) = self.changes(thread, descriptor)? {
                     self.effects.of(thread, &mut self.infos).stepped.insert(number);
                     // Before the others, so that whatever is written from here on is behind this or seen by those.
                     let before = self.infos.get(thread.0, descriptor.0);
@@ -344,7 +347,10 @@ impl Volume {
             }
             Call::Map(_) if planted::has(Bug::MapForgotten) => {}
             Call::Map(descriptor) => self.maps(thread, descriptor)?,
-            Call::Link => self.tree.linked(),
+            Call::Link => {
+                self.tree.linked();
+                self.effects.of(thread, &mut self.infos).links += 1;
+            }
             Call::Exchange if planted::has(Bug::ExchangeForgotten) => {}
             Call::Exchange => self.tree.exchanging(),
         }
@@ -356,17 +362,24 @@ impl Volume {
         match self.target(thread, descriptor)? {
             _ if self.infos.get(thread.0, descriptor.0).is_some_and(|info| !info.writable) => {}
             Target::File(number) => self.with(number, |file| file.mapped = true),
-            Target::Names | Target::Outside(_) => match proc::descriptor(thread, descriptor) {
-                Ok(Identity { device, inode, .. }) if device == self.device => self.mapped_elsewhere.add(inode),
-                _ => {}
-            },
+            Target::Names | Target::Outside(_) => {
+                if let Some(inode) = self.inode_here(thread, descriptor) {
+                    self.mapped_elsewhere.add(inode);
+                }
+            }
             Target::Kernel => {}
         }
         Ok(())
     }
 
+    /// The inode behind a descriptor, if it is on the volume's device.
+    fn inode_here(&self, thread: Thread, descriptor: Descriptor) -> Option<u64> {
+        let Identity { device, inode, .. } = proc::descriptor(thread, descriptor).ok()?;
+        (device == self.device).then_some(inode)
+    }
+
     fn writes(&mut self, thread: Thread, descriptor: Descriptor, range: (u64, u64)) -> Result<(), Refusal> {
-        if let Some(number) = self.file_of(thread, descriptor)? {
+        if let Some(number) = self.changes(thread, descriptor)? {
             let ranges = &mut self.effects.of(thread, &mut self.infos).ranges;
             match ranges.last_mut() {
                 Some((last, (_, end))) if *last == number && *end == range.0 => *end = range.1,
@@ -376,12 +389,18 @@ impl Volume {
         Ok(())
     }
 
-    /// The file of the volume behind a descriptor.
-    fn file_of(&mut self, thread: Thread, descriptor: Descriptor) -> Result<Option<Number>, Refusal> {
+    /// The file of the volume behind a descriptor by which it is changed soon. If there is none, one may get a name before that.
+    fn changes(&mut self, thread: Thread, descriptor: Descriptor) -> Result<Option<Number>, Refusal> {
         match self.target(thread, descriptor)? {
-            Target::File(number) => Ok(Some(number)),
-            _ => Ok(None),
+            Target::File(number) => return Ok(Some(number)),
+            Target::Names | Target::Outside(_) => {
+                if let Some(inode) = self.inode_here(thread, descriptor) {
+                    self.effects.of(thread, &mut self.infos).elsewhere.insert(inode);
+                }
+            }
+            _ => {}
         }
+        Ok(None)
     }
 
     /// What a descriptor leads to.
@@ -405,10 +424,43 @@ impl Volume {
             return Ok(if lasts { outside() } else { Target::Kernel });
         }
         match identity.kind {
-            FileType::Directory => Ok(Target::Names),
+            FileType::Directory => self.directory(thread, descriptor, identity),
             FileType::RegularFile => self.number(thread, descriptor, identity),
             _ => Ok(Target::Kernel),
         }
+    }
+
+    fn directory(
+        &mut self,
+        thread: Thread,
+        descriptor: Descriptor,
+        Identity { inode, links, .. }: Identity,
+    ) -> Result<Target, Refusal> {
+        if links == 0 || self.inodes.contains_key(&inode) {
+            return Ok(Target::Names);
+        }
+        // Its name may be in the queue.
+        self.settle()?;
+        let is_here = self.inodes.contains_key(&inode) || self.leads_here(thread, descriptor);
+        let outside = || Target::Outside(proc::path(thread, descriptor).unwrap_or_default());
+        Ok(if is_here { Target::Names } else { outside() })
+    }
+
+    /// Whether a descriptor leads to the file system that the volume is on, to no matter what there. Subvolumes of btrfs are devices
+    /// of their own: all of them count.
+    pub fn is_on_its_file_system(&mut self, thread: Thread, descriptor: Descriptor) -> Result<bool, Refusal> {
+        let identity = match proc::descriptor(thread, descriptor) {
+            Ok(identity) => identity,
+            // As for any sync.
+            Err(_) => return Ok(false),
+        };
+        if identity.device == self.device {
+            return Ok(true);
+        }
+        const BTRFS: u64 = 0x9123_683e;
+        let root = self.directories.get(&Number::ROOT).map(fs::fstatfs).transpose()?;
+        let is_btrfs = root.is_some_and(|root| root.f_type as u64 == BTRFS);
+        Ok(is_btrfs && proc::file_system(thread, descriptor) == Some(BTRFS))
     }
 
     /// The same without a walk along a path, for what has a number.

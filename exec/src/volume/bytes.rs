@@ -24,9 +24,11 @@ impl Volume {
     /// Reads the positions of a file's writers. The names are settled.
     pub(super) fn advance(&mut self, number: Number) -> Result<(), Refusal> {
         // Each sync would walk through /proc, or compare the whole file, for the child of a shell that has long gone.
-        let is_costly = |effect: &Effect| effect.duplicates || effect.truncates || effect.is_opening(number);
+        let is_costly =
+            |effect: &Effect| effect.duplicates || effect.truncates || effect.links > 0 || effect.is_opening(number);
         self.effects.ended(is_costly).into_iter().for_each(|thread| self.stopped(thread));
-        let duplicates = self.effects.all().any(|effect| effect.duplicates);
+        let duplicates =
+            self.effects.all().any(|effect| effect.duplicates) || self.links.may_be_elsewhere(self.effects.links());
         for look in 0..LOOKS {
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
             if look == 0 && (duplicates || file.ragged || file.writers.is_opening() || self.effects.is_opening(number))
@@ -103,7 +105,7 @@ impl Volume {
             }
             doubts.extend(effect.ranges.iter().filter(|(of, _)| *of == number).map(|(_, range)| *range));
         }
-        if file.mapped || file.ragged {
+        if file.mapped || file.ragged || self.links.may_be_elsewhere(self.effects.links()) {
             doubts.add(Ranges::WHOLE);
         }
         // What happens under a name outside of the volume is not seen.

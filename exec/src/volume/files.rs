@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::proc;
+use super::tree::At;
 use crate::blocks::Blocks;
 use crate::call::Thread;
 use crate::planted::{self, Bug};
@@ -228,6 +229,30 @@ impl MappedElsewhere {
     }
 }
 
+/// Names that files get by `link`, elsewhere perhaps: then nothing tells who opens them there, and once such a name is gone, nothing
+/// tells of it at all. Those that come in the volume are seen to come.
+#[derive(Default, Debug)]
+pub(crate) struct Links {
+    /// Calls that have run.
+    pub(crate) made: usize,
+    /// New names of known files.
+    pub(crate) seen: usize,
+    /// Names that have just been made, of files that nobody has looked at.
+    pub(crate) created: HashSet<At>,
+}
+
+impl Links {
+    /// Whether a name may have come elsewhere, with so many calls under way.
+    pub(crate) fn may_be_elsewhere(&self, under_way: usize) -> bool {
+        self.made + under_way > self.seen
+    }
+
+    /// All calls that have run are accounted for.
+    pub(crate) fn settle(&mut self) {
+        self.seen -= std::mem::take(&mut self.made).min(self.seen);
+    }
+}
+
 /// What the calls that continued may change, until their threads are stopped again or have ended.
 #[derive(Default, Debug)]
 pub(crate) struct Effects {
@@ -249,12 +274,16 @@ pub(crate) struct Effect {
     pub(crate) ranges: Vec<(Number, (u64, u64))>,
     /// Files with floors.
     pub(crate) stepped: BTreeSet<Number>,
+    /// Inodes of the volume's device that have no number, and may be written to or have a position go back.
+    pub(crate) elsewhere: BTreeSet<u64>,
     /// A file that only the program's memory names is cut.
     pub(crate) truncates: bool,
     /// A file is opened and cut: those that were opened since.
     pub(crate) opens: Option<BTreeSet<Number>>,
     /// A number may come to stand for another description.
     pub(crate) duplicates: bool,
+    /// Files get so many more names.
+    pub(crate) links: usize,
 }
 
 impl Effect {
@@ -277,6 +306,27 @@ impl Effects {
         }
     }
 
+    /// An inode gets a number.
+    pub(crate) fn come(&mut self, inode: u64, number: Number) {
+        for effect in self.all_mut().filter(|effect| effect.elsewhere.contains(&inode)) {
+            effect.ranges.push((number, Ranges::WHOLE));
+        }
+    }
+
+    /// An inode loses its number. It may come back under another one.
+    pub(crate) fn leave(&mut self, inode: u64, number: Number) {
+        for effect in self.all_mut() {
+            if effect.ranges.iter().any(|(of, _)| *of == number) || effect.stepped.contains(&number) {
+                effect.elsewhere.insert(inode);
+            }
+        }
+    }
+
+    /// Calls to `link` that may not have run yet.
+    pub(crate) fn links(&self) -> usize {
+        self.all().map(|effect| effect.links).sum()
+    }
+
     /// The effect of a thread's calls since it was last stopped.
     pub(crate) fn of(&mut self, thread: Thread, infos: &mut proc::Infos) -> &mut Effect {
         self.threads.entry(thread).or_insert_with(|| Effect { began: infos.began(thread), ..Effect::default() })
@@ -290,9 +340,10 @@ impl Effects {
     /// Threads with such effects that have ended.
     pub(crate) fn ended(&self, which: impl Fn(&Effect) -> bool) -> Vec<Thread> {
         let has_ended = |thread: Thread, effect: &Effect| match proc::began(thread) {
-            None => true,
+            Ok(None) => true,
             // If it could not be read before, this may be the same thread.
-            now => effect.began.is_some() && now != effect.began,
+            Ok(now) => effect.began.is_some() && now != effect.began,
+            Err(_) => false,
         };
         let such = self.threads.iter().filter(|(_, effect)| which(effect));
         such.filter(|(thread, effect)| has_ended(**thread, effect)).map(|(thread, _)| *thread).collect()

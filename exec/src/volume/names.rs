@@ -8,9 +8,9 @@ use rustix::fs::{self, AtFlags, Dir, FileType, Mode as Bits, OFlags};
 use rustix::io::Errno;
 use tracing::info;
 
-use super::files::File;
+use super::files::{File, Links};
 use super::proc::{self, Identity};
-use super::tree::{At, Entry, Note};
+use super::tree::{At, Entry, Note, What};
 use super::watch::Event;
 use super::{Known, Refusal, Volume, hold, reopen};
 use crate::planted::{self, Bug};
@@ -59,6 +59,12 @@ impl Volume {
                 return Err(self.lose(why));
             }
         }
+        // After the events of the calls that have run.
+        if self.links.may_be_elsewhere(0) && self.links.made > 0 {
+            self.links = Links::default();
+            self.suspect_all();
+        }
+        self.links.settle();
         self.leaving.extend(self.tree.take_nameless());
         self.forget_gone();
         Ok(())
@@ -76,6 +82,11 @@ impl Volume {
                 }
                 Event::Unmounted => return Err(self.lose("the volume was unmounted".into())),
             };
+            match what {
+                What::Created => drop(self.links.created.insert(at.clone())),
+                What::Deleted | What::MovedTo { .. } => drop(self.links.created.remove(&at)),
+                _ => {}
+            }
             for note in self.tree.on_event(at, what) {
                 match note {
                     Note::Opened(_) if planted::has(Bug::OpenForgotten) => {}
@@ -121,7 +132,13 @@ impl Volume {
 
     /// Whether the second event of a rename is still to come. If not, what was renamed has left the volume.
     fn awaits_renames(&mut self) -> Result<bool, Refusal> {
-        if !self.tree.is_floating() {
+        let is_floating = self.tree.is_floating();
+        for number in self.tree.take_fewer() {
+            // It may be open under the name that it has lost.
+            self.with(number, |file| file.ragged = true);
+            self.opened(number);
+        }
+        if !is_floating {
             return Ok(false);
         }
         let due: Vec<Number> = self.tree.floating(RENAME_TIME).collect();
@@ -157,6 +174,7 @@ impl Volume {
     fn list_all(&mut self) -> Result<(), Refusal> {
         info!("lists the volume again and compares all of it");
         self.tree.forget_entries();
+        self.links.created.clear();
         self.suspect_all();
         self.unlisted.extend(self.directories.keys());
         self.list(Number::ROOT)
@@ -198,6 +216,7 @@ impl Volume {
 
     /// Looks what a name stands for.
     fn look(&mut self, at: At) -> Result<(), Refusal> {
+        let is_created = self.links.created.remove(&at);
         let found = match self.directories.get(&at.0) {
             Some(directory) => match hold(directory.as_fd(), &at.1) {
                 Ok(found) => found,
@@ -221,6 +240,7 @@ impl Volume {
         }
         if let Some(&number) = self.inodes.get(&identity.inode) {
             if self.tree.entry(&at) != Some(Entry::Known(number)) {
+                self.links.seen += usize::from(is_created);
                 // Events that came under this name may have been meant for it, and events under its other names for others.
                 if let Some(Entry::Known(other)) = self.tree.entry(&at) {
                     self.opened(other);
@@ -277,6 +297,7 @@ impl Volume {
                 };
                 let mapped = self.mapped_elsewhere.has(identity.inode);
                 self.files.insert(number, File { mapped, ..file });
+                self.effects.come(identity.inode, number);
                 self.opened(number);
                 hold = None;
             }
@@ -323,8 +344,11 @@ impl Volume {
         if self.image.node(number).is_some() {
             self.orphans.insert(number);
         }
-        if let Some(File { inode, .. }) = self.files.remove(&number).filter(|file| file.mapped) {
-            self.mapped_elsewhere.add(inode);
+        if let Some(File { inode, mapped, .. }) = self.files.remove(&number) {
+            self.effects.leave(inode, number);
+            if mapped {
+                self.mapped_elsewhere.add(inode);
+            }
         }
         self.directories.remove(&number);
         self.unlisted.remove(&number);

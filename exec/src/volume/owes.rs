@@ -22,27 +22,30 @@ impl Volume {
         self.capture_names(records)
     }
 
-    /// Takes a file, and all names if its own are not in the log.
-    pub fn capture_file(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
+    /// Takes a file, and all names if its own are not in the log. False if it has just lost its name: what its descriptor leads to
+    /// has to be told again.
+    pub fn capture_file(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<bool, Refusal> {
         self.capture(number, records)?;
-        if !self.files.contains_key(&number) {
-            // It has just lost its name, and the log never had it. What took the name away survives instead.
-            return self.capture_names(records);
+        if self.owes_names(number) {
+            let only = planted::has(Bug::OwnNamesOnly).then_some(number);
+            self.capture_names_of(only, records)?;
         }
-        let mode = self.modes.contains(&number);
+        Ok(self.files.contains_key(&number))
+    }
+
+    fn owes_names(&self, number: Number) -> bool {
         let pending = || {
             self.tree.touched().iter().any(|at| {
                 let (now, logged) = (self.tree.number(at), self.image.entry(at));
                 now != logged && (now == Some(number) || logged == Some(number))
             })
         };
-        // A directory that was made or moved above it is a name that it has.
-        if planted::has(Bug::OwnNamesOnly) {
-            return if mode || pending() { self.capture_names_of(Some(number), records) } else { Ok(()) };
+        if self.modes.contains(&number) || pending() {
+            return true;
         }
-        // What is held of a removed file takes room on the disk until its removal is in the log.
-        let owes = mode || pending() || self.has_new_parent(number) || !self.leaving.is_empty();
-        if owes { self.capture_names(records) } else { Ok(()) }
+        // A directory that was made or moved above it is a name that it has. And what is held of a removed file takes room on the
+        // disk until its removal is in the log.
+        !planted::has(Bug::OwnNamesOnly) && (self.has_new_parent(number) || !self.leaving.is_empty())
     }
 
     /// Whether a directory on the way to a file is not in the log where it is.

@@ -87,6 +87,11 @@ pub(crate) fn descriptor(thread: Thread, descriptor: Descriptor) -> Result<Ident
     identity(format!("/proc/{thread}/fd/{}", descriptor.0), CWD, AtFlags::empty())
 }
 
+/// Of which type the file system is that a thread's descriptor leads to. `statfs(2)`
+pub(crate) fn file_system(thread: Thread, descriptor: Descriptor) -> Option<u64> {
+    rustix::fs::statfs(format!("/proc/{thread}/fd/{}", descriptor.0)).ok().map(|system| system.f_type as u64)
+}
+
 /// Whether this error of [`descriptor`] says that it is not open, or that its thread has ended.
 pub(crate) fn is_closed(thread: Thread, errno: Errno) -> bool {
     is_gone(errno) || state(thread.0) != State::Lives
@@ -139,6 +144,7 @@ impl Infos {
 
     /// When a thread began that is stopped. If it is the one whose descriptor was just asked for, that may be known.
     pub(crate) fn began(&mut self, thread: Thread) -> Option<u64> {
+        let began = |thread| began(thread).ok().flatten();
         if self.last != Some(thread.0) {
             return began(thread);
         }
@@ -174,8 +180,11 @@ fn parse_info(text: &str) -> Option<Info> {
 }
 
 /// When a thread began, in ticks since the machine did: with its number, that names it for good.
-pub(crate) fn began(thread: Thread) -> Option<u64> {
-    Some(stat(thread.0)?.began)
+///
+/// # Errors
+/// It cannot be told. `None` if it is gone.
+pub(crate) fn began(thread: Thread) -> io::Result<Option<u64>> {
+    Ok(stat(thread.0)?.map(|stat| stat.began))
 }
 
 /// What `stat` says of a process or thread.
@@ -185,14 +194,32 @@ struct Stat {
     began: u64,
 }
 
-fn stat(process: u32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name of the program stands in brackets, and may have any of them itself.
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
-    let parent = fields.nth(1)?.parse().ok()?;
-    let threads = fields.nth(15)?.parse().ok()?;
-    let began = fields.nth(1)?.parse().ok()?;
-    Some(Stat { parent, threads, began })
+/// `None` if it is gone.
+fn stat(process: u32) -> io::Result<Option<Stat>> {
+    let Some(text) = read_stat(process)? else { return Ok(None) };
+    let parse = || {
+        let mut fields = text.split_ascii_whitespace();
+        let parent = fields.nth(1)?.parse().ok()?;
+        let threads = fields.nth(15)?.parse().ok()?;
+        let began = fields.nth(1)?.parse().ok()?;
+        Some(Stat { parent, threads, began })
+    };
+    parse().map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// What stands in `/proc/PID/stat` behind the name; `None` if the process or thread is gone.
+fn read_stat(process: u32) -> io::Result<Option<String>> {
+    match fs::read(format!("/proc/{process}/stat")) {
+        Ok(text) => behind_name(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        Err(error) if has_ended(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The name stands in brackets, and may have any bytes itself: the kernel cuts it off in the middle of a character.
+fn behind_name(text: &[u8]) -> Option<String> {
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    String::from_utf8(text[end + 1..].to_vec()).ok()
 }
 
 /// Whether a stopped thread is all of the program: nobody else writes until its call has run. If that cannot be told, it is not.
@@ -204,7 +231,7 @@ pub(crate) fn is_alone(thread: Thread) -> bool {
     let is_only_child = children(std::process::id()).is_ok_and(|children| children.trim() == thread.to_string());
     is_only_child
         && children(thread.0).is_ok_and(|children| children.is_empty())
-        && stat(thread.0).is_some_and(|stat| stat.threads == 1)
+        && stat(thread.0).is_ok_and(|stat| stat.is_some_and(|stat| stat.threads == 1))
 }
 
 /// Tries to read a list of processes in which no parent is missing.
@@ -229,7 +256,7 @@ fn parents() -> io::Result<HashMap<u32, u32>> {
     let mut parents = HashMap::new();
     for entry in fs::read_dir("/proc")? {
         let Some(process) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if let Some(stat) = stat(process) {
+        if let Some(stat) = stat(process)? {
             parents.insert(process, stat.parent);
         }
     }
@@ -358,9 +385,10 @@ enum State {
 }
 
 fn state(process: u32) -> State {
-    match fs::read_to_string(format!("/proc/{process}/stat")) {
-        Ok(text) => parse_state(&text).unwrap_or(State::Lives),
-        Err(_) => State::Ended,
+    match read_stat(process) {
+        Ok(Some(text)) => parse_state(&text).unwrap_or(State::Lives),
+        Ok(None) => State::Ended,
+        Err(_) => State::Lives,
     }
 }
 
@@ -373,10 +401,11 @@ fn living_thread(process: u32) -> Option<u32> {
     in_state(State::Lives).or_else(|| in_state(State::Ends))
 }
 
+/// From what stands behind the name.
 fn parse_state(text: &str) -> Option<State> {
     // `PF_EXITING` in the kernel's `include/linux/sched.h`.
     const EXITING: u64 = 4;
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let mut fields = text.split_ascii_whitespace();
     let letter = fields.next()?;
     let flags: u64 = fields.nth(5)?.parse().ok()?;
     Some(match letter {
@@ -475,11 +504,17 @@ mod tests {
 
     #[test]
     fn states_are_read() {
-        let stat = |state: &str, flags: u64| parse_state(&format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 99 0"));
+        let stat = |state: &str, flags: u64| parse_state(&format!("{state} 1 7 7 0 -1 {flags} 99 0"));
         assert_eq!(stat("S", 0x40_4000), Some(State::Lives));
         assert_eq!(stat("R", 0x40_4004), Some(State::Ends));
         assert_eq!(stat("Z", 0x40_4004), Some(State::Ended));
         assert_eq!(state(std::process::id()), State::Lives);
+    }
+
+    #[test]
+    fn names_may_have_any_bytes() {
+        assert_eq!(behind_name(b"7 (a) b\xd0) S 1").as_deref(), Some(" S 1"));
+        assert_eq!(behind_name(b"7 (a"), None);
     }
 
     #[test]

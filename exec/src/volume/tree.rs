@@ -80,6 +80,8 @@ pub(crate) struct Tree {
     listed: BTreeSet<Number>,
     /// On the way from one name to another.
     floating: Vec<Floating>,
+    /// Numbers that have lost a name to a rename, and have others.
+    fewer: BTreeSet<Number>,
     /// Names that were the last ones of their files.
     departed: HashSet<At>,
     /// Numbers that have lost their last name. They may get another one as long as events are missing.
@@ -153,9 +155,21 @@ impl Tree {
     /// Something that has a number has left its name and has not come to another: the other event is on its way, or it has left
     /// the volume. What went to a directory that was not watched yet has been found there.
     pub(crate) fn is_floating(&mut self) -> bool {
-        let names = &self.names;
-        self.floating.retain(|floating| matches!(&floating.entry, Entry::Known(number) if !names.contains_key(number)));
+        let (names, fewer) = (&self.names, &mut self.fewer);
+        self.floating.retain(|floating| match floating.entry {
+            Entry::Known(number) if names.contains_key(&number) => {
+                fewer.insert(number);
+                false
+            }
+            Entry::Known(_) => true,
+            _ => false,
+        });
         !self.floating.is_empty()
+    }
+
+    /// Numbers that have others of their names still, and one on its way that may have left the volume.
+    pub(crate) fn take_fewer(&mut self) -> BTreeSet<Number> {
+        std::mem::take(&mut self.fewer)
     }
 
     /// Those that have been on their way for so long.

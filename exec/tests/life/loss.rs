@@ -83,6 +83,27 @@ fn a_sync_without_an_ack_is_never_confirmed() {
     }
 }
 
+/// What is in the log already may have been overwritten by a successor's program.
+#[test]
+fn a_sync_of_nothing_new_waits_for_an_ack() {
+    const SCRIPT: &str = "
+        echo line >volume/first; sync volume/first && echo confirmed
+        while [ ! -e go ]; do sleep 0.01; done
+        sync volume/first && echo wrong
+        sleep 86399";
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let mut running = place.run(&sidecar, &[], SCRIPT);
+    place.wait_for("stdout", "confirmed");
+    let records = sidecar.log().len();
+    sidecar.hold_acks();
+    place.create("go");
+    wait_until("an append", || sidecar.log().len() > records);
+    sidecar.hang_up();
+    assert_eq!(running.wait().code(), Some(LOST));
+    assert!(!place.read("stdout").contains("wrong"));
+}
+
 #[test]
 fn a_program_that_is_asked_to_end_gets_errors_and_time() {
     let place = Place::new();

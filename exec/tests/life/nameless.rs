@@ -82,3 +82,189 @@ fn what_is_written_under_a_name_outside_is_followed() {
         assert_eq!(place.read("stdout"), format!("640\n{bytes}"));
     }
 }
+
+/// A write has been let go on and has not reached its file when that gets a name, and the sync of another thread is confirmed:
+/// the kernel waits for the page that says what is to be written, which userfaultfd(2) withholds.
+const UNDER_WAY: &str = r#"
+import ctypes, fcntl, mmap, os, select, struct, threading
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long]
+page = mmap.PAGESIZE
+
+def address(memory):
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+faults = libc.syscall(323, os.O_CLOEXEC)
+assert faults >= 0, os.strerror(ctypes.get_errno())
+withheld, given = mmap.mmap(-1, page), mmap.mmap(-1, page)
+text = ctypes.create_string_buffer(b"b" * 100, 100)
+given[:16] = struct.pack("QQ", ctypes.addressof(text), 100)
+fcntl.ioctl(faults, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
+fcntl.ioctl(faults, 0xC020AA00, struct.pack("QQQQ", address(withheld), page, 1, 0))
+
+root = os.open("volume", os.O_RDONLY)
+file = FILE
+os.write(file, b"a" * 100)
+
+def write():
+    assert libc.pwritev(file, address(withheld), 1, 0) == 100
+
+thread = threading.Thread(target=write)
+thread.start()
+select.select([faults], [], [])
+NAME
+os.fsync(file)
+assert thread.is_alive()
+fcntl.ioctl(faults, 0xC028AA03, struct.pack("QQQQQ", address(withheld), address(given), page, 0, 0))
+thread.join()
+os.fsync(file)
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+fn a_write_under_way_is_followed(file: &str, name: &str) {
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    let script = UNDER_WAY.replace("FILE", file).replace("NAME", name);
+    assert_eq!(place.run_python(&sidecar, &[], &script), (KILLED, "confirmed\n".to_owned()));
+    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
+    assert_eq!(place.read("stdout"), "b".repeat(100));
+}
+
+#[test]
+fn a_write_under_way_is_followed_when_its_file_gets_a_name() {
+    let file = r#"os.open("volume", os.O_TMPFILE | os.O_RDWR)"#;
+    let name = r#"os.link(f"/proc/self/fd/{file}", "volume/file", src_dir_fd=root)"#;
+    a_write_under_way_is_followed(file, name);
+}
+
+#[test]
+fn a_write_under_way_is_followed_when_its_file_comes_back() {
+    let file = r#"os.open("volume/first", os.O_CREAT | os.O_RDWR)"#;
+    let name = r#"os.rename("volume/first", "first"); os.sync(); os.rename("first", "volume/file")"#;
+    a_write_under_way_is_followed(file, name);
+}
+
+/// What has left the volume is no part of it, from its first sync on.
+#[test]
+fn a_file_that_has_left_is_never_confirmed() {
+    let script = r#"
+import os
+
+for number, is_logged in enumerate([False, True]):
+    name = f"file{number}"
+    file = os.open(f"volume/{name}", os.O_CREAT | os.O_RDWR)
+    os.write(file, b"a" * 100)
+    if is_logged:
+        os.fsync(file)
+    os.rename(f"volume/{name}", name)
+    os.write(file, b"b" * 100)
+    try:
+        os.fsync(file)
+        print("confirmed")
+    except OSError as error:
+        print(os.strerror(error.errno))
+"#;
+    for (options, outcome) in [(&[][..], "Input/output error"), (&["--outside", "/dev/shm"], "confirmed")] {
+        let place = Place::in_memory();
+        let sidecar = Sidecar::start(place.path());
+        assert_eq!(place.run_python(&sidecar, options, script), (Some(0), format!("{outcome}\n{outcome}\n")));
+    }
+}
+
+/// A name elsewhere that is gone again by the next sync, and the descriptor that was opened under it.
+const GONE_BEFORE: &str = r#"
+import os, time
+
+file = os.open("volume/file", os.O_CREAT | os.O_RDWR)
+os.write(file, b"a" * 100)
+os.mkdir("volume/folder")
+os.link("volume/file", "volume/second")
+os.sync()
+time.sleep(1.2)
+os.sync()
+GET
+os.write(other, b"b" * 100)
+os.fsync(SYNCED)
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn what_is_written_under_a_name_that_is_gone_is_followed() {
+    let link = r#"os.link("volume/file", "other"); other = os.open("other", os.O_RDWR); os.remove("other")"#;
+    let rename = r#"os.rename("volume/second", "other"); other = os.open("other", os.O_RDWR); os.remove("other")"#;
+    let folder = r#"
+os.mkdir("volume/new")
+os.link("volume/file", "volume/new/other")
+other = os.open("volume/new/other", os.O_RDWR)
+os.remove("volume/new/other")
+"#;
+    for get in [link, rename, folder] {
+        for synced in ["file", "other"] {
+            let place = Place::in_memory();
+            let sidecar = Sidecar::start(place.path());
+            let script = GONE_BEFORE.replace("GET", get).replace("SYNCED", synced);
+            assert_eq!(place.run_python(&sidecar, &[], &script), (KILLED, "confirmed\n".to_owned()), "{get}");
+            assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
+            assert_eq!(place.read("stdout"), "b".repeat(100), "{get}");
+        }
+    }
+}
+
+/// A name that a file gets in the volume is seen to come: nothing else is compared for that.
+#[test]
+fn a_second_name_in_the_volume_makes_no_file_doubtful() {
+    let script = r#"
+import os, time
+
+for name in ["large", "small"]:
+    with open(f"volume/{name}", "wb") as file:
+        file.write(b"a" * (8 << 20 if name == "large" else 100))
+os.sync()
+time.sleep(1.2)
+os.sync()
+os.link("volume/small", "volume/second")
+large = os.open("volume", os.O_RDONLY)
+os.fsync(large)
+os.sync()
+print("confirmed", flush=True)
+"#;
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    // Twice the files at their first sync, and then not again.
+    let (code, said) = place.run_python(&sidecar, &[], script);
+    assert_eq!((code, &said[..]), (Some(0), "confirmed\n"));
+    assert!(!place.read("stderr").contains("compares all of it"));
+}
+
+/// A directory elsewhere on the same device, and the file system of both.
+#[test]
+fn syncs_of_what_is_elsewhere_on_the_device_confirm_nothing_else() {
+    let script = r#"
+import ctypes, os
+
+libc = ctypes.CDLL(None)
+os.mkdir("elsewhere")
+elsewhere = os.open("elsewhere", os.O_RDONLY)
+try:
+    os.fsync(elsewhere)
+    print("wrong")
+except OSError as error:
+    print(os.strerror(error.errno))
+open("elsewhere/file", "w").close()
+os.mkfifo("volume/pipe")
+for number, path in enumerate(["elsewhere/file", "volume/pipe"]):
+    with open(f"volume/file{number}", "w") as file:
+        file.write("line")
+    assert libc.syncfs(os.open(path, os.O_RDWR)) == 0
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(place.run_python(&sidecar, &[], script), (KILLED, "Input/output error\nconfirmed\n".to_owned()));
+    assert!(place.run(&sidecar, &[], "cat volume/file0 volume/file1").wait().success());
+    assert_eq!(place.read("stdout"), "lineline");
+}

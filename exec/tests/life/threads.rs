@@ -1,7 +1,7 @@
 //! A process whose first thread has ended, while others write: `/proc` shows its descriptors by these only.
 
-use crate::Place;
 use crate::sidecar::Sidecar;
+use crate::{KILLED, Place};
 
 /// The second thread writes twice by one descriptor, and each time has a sync confirmed.
 const SCRIPT: &str = r#"
@@ -39,4 +39,29 @@ fn a_process_without_its_first_thread_is_followed() {
 
     assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
     assert_eq!(place.read("stdout"), "b".repeat(50) + &"c".repeat(30) + &"a".repeat(20));
+}
+
+/// The kernel cuts names off in the middle of a character.
+#[test]
+fn a_process_whose_name_is_no_text_is_followed() {
+    let script = r#"
+import ctypes, os, time
+
+ctypes.CDLL(None).prctl(15, b"name-\xd0")
+file = os.open("volume/file", os.O_CREAT | os.O_RDWR)
+os.write(file, b"a" * 100)
+os.fsync(file)
+time.sleep(1.2)
+os.fsync(file)
+os.lseek(file, 0, os.SEEK_SET)
+os.write(file, b"b" * 50)
+os.fsync(file)
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(place.run_python(&sidecar, &[], script), (KILLED, "confirmed\n".to_owned()));
+    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
+    assert_eq!(place.read("stdout"), "b".repeat(50) + &"a".repeat(50));
 }
