@@ -110,9 +110,9 @@ impl Plan {
         Plan::unchanged(state).kept_safe(state)
     }
 
-    /// What keeps a group safe while everything else is left as it is: its certificates are renewed, its deletion waits for the app
-    /// and its claims go with it or outlive it as its spec says, and its budget follows what members report. Nobody moves its backups, so a budget that counts on that
-    /// is loosened; but not that of a single backup, which would be none.
+    /// What keeps a group safe while everything else is left as it is: its certificates are renewed; its deletion waits for the app,
+    /// and its claims go with it or outlive it, as its spec says; and its budget follows what members report. Nobody moves its
+    /// backups, so a budget that counts on that is loosened; but not that of a single backup, which would be none.
     fn kept_safe(mut self, state: &GroupState<'_>) -> Plan {
         let observed = state.observed;
         self.actions.extend(finalizer(state));
