@@ -23,7 +23,7 @@ use crate::workload::Random;
 
 /// After so long without a reply a client looks whether another server serves. One that was cut off answers never.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long whoever is refused pauses: the server starts a process for each attempt, also while it recovers.
+/// How long a client pauses that is refused: the server starts a process for each attempt, also while it recovers.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The database's user; every connection is trusted.
 const USER: &str = "tester";

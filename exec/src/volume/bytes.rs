@@ -27,11 +27,12 @@ impl Volume {
         let is_costly =
             |effect: &Effect| effect.duplicates || effect.truncates || effect.links > 0 || effect.is_opening(number);
         self.effects.ended(is_costly).into_iter().for_each(|thread| self.stopped(thread));
-        let duplicates =
+        let may_have_come =
             self.effects.all().any(|effect| effect.duplicates) || self.links.may_be_elsewhere(self.effects.links());
         for look in 0..LOOKS {
             let Some(file) = self.files.get_mut(&number) else { return Ok(()) };
-            if look == 0 && (duplicates || file.ragged || file.writers.is_opening() || self.effects.is_opening(number))
+            if look == 0
+                && (may_have_come || file.ragged || file.writers.is_opening() || self.effects.is_opening(number))
             {
                 file.writers.look();
             }

@@ -60,7 +60,7 @@ impl Volume {
             }
         }
         // After the events of the calls that have run.
-        if self.links.may_be_elsewhere(0) && self.links.made > 0 {
+        if self.links.may_be_elsewhere(0) {
             self.links = Links::default();
             self.suspect_all();
         }
