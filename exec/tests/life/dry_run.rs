@@ -1,6 +1,7 @@
 //! A dry run: no sidecar, no log, and a report.
 
 use std::fs;
+use std::ops::Range;
 
 use crate::{Place, Running};
 
@@ -17,6 +18,15 @@ fn check_report(place: &Place, lines: &[&str]) {
     for line in lines {
         assert!(report.contains(line), "{line:?} is missing");
     }
+}
+
+/// Checks how many MiB were compared.
+#[track_caller]
+fn check_compared(place: &Place, mib: Range<f64>) {
+    let report = place.read("stderr");
+    let compared = report.lines().find_map(|line| line.trim().strip_prefix("compared  ")?.split(" MiB").next());
+    let compared: f64 = compared.unwrap_or_else(|| panic!("{report}")).parse().unwrap();
+    assert!(mib.contains(&compared), "{report}");
 }
 
 #[test]
@@ -100,8 +110,32 @@ fn ended_children_cost_no_later_sync_anything() {
     let place = Place::new();
     fs::write(place.path().join("program.py"), CHILDREN).unwrap();
     assert_eq!(dry_run(&place, &[], "exec python3 program.py"), Some(0));
-    let report = place.read("stderr");
-    let compared = report.lines().find_map(|line| line.trim().strip_prefix("compared  ")?.split(" MiB").next());
-    let compared: f64 = compared.unwrap_or_else(|| panic!("{report}")).parse().unwrap();
-    assert!((4.0..20.0).contains(&compared), "{report}");
+    check_compared(&place, 4.0..20.0);
+}
+
+/// A large file, and a small one that gets a name at the place `NAME`.
+const LINKED: &str = r#"
+import os, time
+
+for name, size in [("large", 4 << 20), ("small", 100)]:
+    with open(f"volume/{name}", "wb") as file:
+        file.write(b"a" * size)
+os.sync()
+# For a second after an opening others are expected.
+time.sleep(1.2)
+os.sync()
+for number in range(5):
+    os.link("volume/small", f"NAME{number}")
+    os.sync()
+"#;
+
+/// A name in the volume is seen to come, and nothing else is compared for it.
+#[test]
+fn links_in_the_volume_make_no_other_file_doubtful() {
+    for (name, mib) in [("volume/name", 4.0..20.0), ("name", 24.0..100.0)] {
+        let place = Place::in_memory();
+        fs::write(place.path().join("program.py"), LINKED.replace("NAME", name)).unwrap();
+        assert_eq!(dry_run(&place, &[], "exec python3 program.py"), Some(0));
+        check_compared(&place, mib);
+    }
 }

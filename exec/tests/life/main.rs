@@ -100,6 +100,16 @@ impl Place {
         (status.code(), self.read("stdout"))
     }
 
+    /// Runs a Python program that says that all of its syncs are confirmed, and kills itself. Returns what a shell command shows of
+    /// the volume beside the next one.
+    #[track_caller]
+    fn show_after(&self, program: &str, command: &str) -> String {
+        let sidecar = Sidecar::start(self.path());
+        assert_eq!(self.run_python(&sidecar, &[], program), (KILLED, "confirmed\n".to_owned()), "{program}");
+        assert!(self.run(&sidecar, &[], command).wait().success());
+        self.read("stdout")
+    }
+
     fn create(&self, name: &str) -> fs::File {
         fs::File::create(self.path().join(name)).unwrap()
     }

@@ -30,11 +30,8 @@ os.kill(os.getpid(), 9)
 
 #[test]
 fn a_name_brings_the_bytes_that_came_before_it() {
-    let place = Place::in_memory();
-    let sidecar = Sidecar::start(place.path());
-    assert_eq!(place.run_python(&sidecar, &[], SCRIPT), (KILLED, "confirmed\n".to_owned()));
-    assert!(place.run(&sidecar, &[], "cd volume; cat linked moved folder/listed").wait().success());
-    assert_eq!(place.read("stdout"), "linkedmovedlisted");
+    let shown = Place::in_memory().show_after(SCRIPT, "cd volume; cat linked moved folder/listed");
+    assert_eq!(shown, "linkedmovedlisted");
 }
 
 /// A second name that is not in the volume, and what is written under it.
@@ -73,13 +70,10 @@ os.kill(os.getpid(), 9)
 #[test]
 fn what_is_written_under_a_name_outside_is_followed() {
     for (more, letters) in [("", "c"), (GONE, "cde")] {
-        let place = Place::new();
-        let sidecar = Sidecar::start(place.path());
         let program = [OUTSIDE, more, END].concat();
-        assert_eq!(place.run_python(&sidecar, &[], &program), (KILLED, "confirmed\n".to_owned()));
-        assert!(place.run(&sidecar, &[], "stat -c %a volume/file; cat volume/file").wait().success());
+        let shown = Place::new().show_after(&program, "stat -c %a volume/file; cat volume/file");
         let bytes: String = letters.chars().map(|letter| letter.to_string().repeat(100)).collect();
-        assert_eq!(place.read("stdout"), format!("640\n{bytes}"));
+        assert_eq!(shown, format!("640\n{bytes}"));
     }
 }
 
@@ -124,12 +118,8 @@ os.kill(os.getpid(), 9)
 "#;
 
 fn a_write_under_way_is_followed(file: &str, name: &str) {
-    let place = Place::in_memory();
-    let sidecar = Sidecar::start(place.path());
     let script = UNDER_WAY.replace("FILE", file).replace("NAME", name);
-    assert_eq!(place.run_python(&sidecar, &[], &script), (KILLED, "confirmed\n".to_owned()));
-    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
-    assert_eq!(place.read("stdout"), "b".repeat(100));
+    assert_eq!(Place::in_memory().show_after(&script, "cat volume/file"), "b".repeat(100));
 }
 
 #[test]
@@ -203,45 +193,15 @@ os.remove("volume/new/other")
 "#;
     for get in [link, rename, folder] {
         for synced in ["file", "other"] {
-            let place = Place::in_memory();
-            let sidecar = Sidecar::start(place.path());
             let script = GONE_BEFORE.replace("GET", get).replace("SYNCED", synced);
-            assert_eq!(place.run_python(&sidecar, &[], &script), (KILLED, "confirmed\n".to_owned()), "{get}");
-            assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
-            assert_eq!(place.read("stdout"), "b".repeat(100), "{get}");
+            assert_eq!(Place::in_memory().show_after(&script, "cat volume/file"), "b".repeat(100), "{get}");
         }
     }
 }
 
-/// A name that a file gets in the volume is seen to come: nothing else is compared for that.
-#[test]
-fn a_second_name_in_the_volume_makes_no_file_doubtful() {
-    let script = r#"
-import os, time
-
-for name in ["large", "small"]:
-    with open(f"volume/{name}", "wb") as file:
-        file.write(b"a" * (8 << 20 if name == "large" else 100))
-os.sync()
-time.sleep(1.2)
-os.sync()
-os.link("volume/small", "volume/second")
-large = os.open("volume", os.O_RDONLY)
-os.fsync(large)
-os.sync()
-print("confirmed", flush=True)
-"#;
-    let place = Place::in_memory();
-    let sidecar = Sidecar::start(place.path());
-    // Twice the files at their first sync, and then not again.
-    let (code, said) = place.run_python(&sidecar, &[], script);
-    assert_eq!((code, &said[..]), (Some(0), "confirmed\n"));
-    assert!(!place.read("stderr").contains("compares all of it"));
-}
-
 /// A directory elsewhere on the same device, and the file system of both.
 #[test]
-fn syncs_of_what_is_elsewhere_on_the_device_confirm_nothing_else() {
+fn syncs_elsewhere_on_the_device_confirm_nothing_else() {
     let script = r#"
 import ctypes, os
 

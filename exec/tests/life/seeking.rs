@@ -1,8 +1,7 @@
 //! A position goes back after another thread, or another process with the same description, has written: no position tells of
 //! that. Here the write holds the position while the seek is stopped, and ends before the seek runs.
 
-use crate::sidecar::Sidecar;
-use crate::{KILLED, Place};
+use crate::Place;
 
 const SCRIPT: &str = r#"
 import ctypes, os, threading, time
@@ -44,12 +43,8 @@ os.kill(os.getpid(), 9)
 
 /// Whoever writes.
 fn a_write_before_the_seek_is_kept(writer: &str) {
-    let place = Place::in_memory();
-    let sidecar = Sidecar::start(place.path());
-    let outcome = place.run_python(&sidecar, &[], &SCRIPT.replace("WRITER", writer));
-    assert_eq!(outcome, (KILLED, "confirmed\n".to_owned()));
-    assert!(place.run(&sidecar, &[], "tr -d b <volume/file | wc -c").wait().success());
-    assert_eq!(place.read("stdout").trim(), "0");
+    let script = SCRIPT.replace("WRITER", writer);
+    assert_eq!(Place::in_memory().show_after(&script, "tr -d b <volume/file | wc -c").trim(), "0");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! A process whose first thread has ended, while others write: `/proc` shows its descriptors by these only.
+//! Processes that `/proc` shows otherwise: one whose first thread has ended has its descriptors at the others only, and the name of
+//! another is no text.
 
-use crate::sidecar::Sidecar;
-use crate::{KILLED, Place};
+use crate::Place;
 
 /// The second thread writes twice by one descriptor, and each time has a sync confirmed.
 const SCRIPT: &str = r#"
@@ -31,14 +31,7 @@ ctypes.CDLL(None).syscall(SYS_exit, 0)
 
 #[test]
 fn a_process_without_its_first_thread_is_followed() {
-    let place = Place::new();
-    let sidecar = Sidecar::start(place.path());
-    std::fs::write(place.path().join("script.py"), SCRIPT).unwrap();
-    let status = place.run(&sidecar, &[], "exec python3 script.py").wait();
-    assert_eq!((status.code(), place.read("stdout")), (Some(128 + 9), "confirmed\n".to_owned()));
-
-    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
-    assert_eq!(place.read("stdout"), "b".repeat(50) + &"c".repeat(30) + &"a".repeat(20));
+    assert_eq!(Place::new().show_after(SCRIPT, "cat volume/file"), "b".repeat(50) + &"c".repeat(30) + &"a".repeat(20));
 }
 
 /// The kernel cuts names off in the middle of a character.
@@ -59,9 +52,5 @@ os.fsync(file)
 print("confirmed", flush=True)
 os.kill(os.getpid(), 9)
 "#;
-    let place = Place::new();
-    let sidecar = Sidecar::start(place.path());
-    assert_eq!(place.run_python(&sidecar, &[], script), (KILLED, "confirmed\n".to_owned()));
-    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
-    assert_eq!(place.read("stdout"), "b".repeat(50) + &"a".repeat(50));
+    assert_eq!(Place::new().show_after(script, "cat volume/file"), "b".repeat(50) + &"a".repeat(50));
 }
