@@ -5,10 +5,13 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::image;
 use crate::supervisor::OnLoss;
 
 /// The default of `--files-max`.
-const FILES_MAX: usize = 20_000;
+const FILES_MAX: u32 = 20_000;
+/// More than that no state of a volume could tell of.
+const FILES: std::ops::RangeInclusive<i64> = 1..=image::FILES_MAX as i64;
 /// Barriers come six times as often: below 60 ms a busy host would lose leases for nothing. Up to an hour.
 const LEASE_MS: std::ops::RangeInclusive<u64> = 60..=3_600_000;
 
@@ -82,8 +85,8 @@ pub struct DoctorOptions {
     #[arg(long, env = "TAILWIND_DIR", value_name = "PATH")]
     pub dir: PathBuf,
     /// Most files, directories and links
-    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
-    pub files_max: usize,
+    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX, value_parser = clap::value_parser!(u32).range(FILES))]
+    pub files_max: u32,
 }
 
 /// Options of `ready`.
@@ -111,8 +114,8 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_BYTES_MAX", value_name = "BYTES", default_value_t = 4 << 30)]
     pub bytes_max: u64,
     /// Most files, directories and links; a descriptor is held for each
-    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX)]
-    pub files_max: usize,
+    #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX, value_parser = clap::value_parser!(u32).range(FILES))]
+    pub files_max: u32,
     /// Most bytes that one sync may have to compare; beyond it the file's syncs fail
     #[arg(long, env = "TAILWIND_SCAN_MAX", value_name = "BYTES", default_value_t = 1 << 30)]
     pub scan_max: u64,

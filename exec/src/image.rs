@@ -11,6 +11,10 @@ use crate::record::{Change, FACT_MAX, Fact, Kind, Mode, Name, Number, Record, ST
 
 /// Changes in one group: each file that a volume may have gets and loses a few names. Some 100 bytes each while it is gathered.
 pub const GROUP_CHANGES_MAX: usize = 1 << 20;
+/// Facts of one state: a file has one, and each of its names.
+pub const STATE_FACTS_MAX: usize = 1 << 20;
+/// Files, directories and links of which a state can tell, with a name each.
+pub const FILES_MAX: usize = STATE_FACTS_MAX / 2;
 
 /// What the log knows of a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -251,20 +255,15 @@ impl Image {
         Ok(nameless.into_iter().filter_map(|number| self.discard(number)).collect())
     }
 
+    /// Facts of [`state`](Image::state). A fold takes no more than [`STATE_FACTS_MAX`].
+    pub fn fact_count(&self) -> usize {
+        // The root is none.
+        self.nodes.len() - 1 + self.entries.len()
+    }
+
     /// All that is there but bytes, in records of at most so many bytes.
     pub fn state(&self, record_max: usize) -> Vec<Record<'static>> {
-        let nodes = self.nodes().filter(|(number, _)| *number != Number::ROOT).map(|(number, node)| Fact::Node {
-            number,
-            kind: node.kind.clone(),
-            mode: node.mode,
-            length: node.length,
-        });
-        let names = self.entries.iter().map(|((directory, name), number)| Fact::Name {
-            directory: *directory,
-            name: name.clone(),
-            number: *number,
-        });
-        let facts: Vec<Fact> = nodes.chain(names).collect();
+        let facts = self.facts();
         let parts = facts.len().div_ceil((record_max.saturating_sub(STATE_HEADER) / FACT_MAX).max(1)).max(1);
         let mut chunks = facts.chunks(facts.len().div_ceil(parts).max(1));
         let part = |part| Record::State {
@@ -276,6 +275,21 @@ impl Image {
         (0..parts).map(part).collect()
     }
 
+    fn facts(&self) -> Vec<Fact> {
+        let nodes = self.nodes().filter(|(number, _)| *number != Number::ROOT).map(|(number, node)| Fact::Node {
+            number,
+            kind: node.kind.clone(),
+            mode: node.mode,
+            length: node.length,
+        });
+        let names = self.entries.iter().map(|((directory, name), number)| Fact::Name {
+            directory: *directory,
+            name: name.clone(),
+            number: *number,
+        });
+        nodes.chain(names).collect()
+    }
+
     fn take_state<'a>(
         &mut self,
         first: bool,
@@ -285,7 +299,7 @@ impl Image {
     ) -> Result<Vec<Operation<'a>>, FoldError> {
         match (first, self.state.as_mut()) {
             (true, _) => self.state = Some(facts.to_vec()),
-            (false, Some(state)) if state.len() + facts.len() > GROUP_CHANGES_MAX => return Err(FoldError::Group),
+            (false, Some(state)) if state.len() + facts.len() > STATE_FACTS_MAX => return Err(FoldError::Group),
             (false, Some(state)) => state.extend_from_slice(facts),
             // A part of a state that began before what is left of the log.
             (false, None) => return Ok(Vec::new()),
@@ -296,7 +310,7 @@ impl Image {
         let facts = self.state.take().unwrap_or_default();
         if self.begun {
             // What came before is known, and the same: here two folds would show that they have parted.
-            return if facts == all_facts(&self.state(usize::MAX)) { Ok(Vec::new()) } else { Err(FoldError::Differs) };
+            return if facts == self.facts() { Ok(Vec::new()) } else { Err(FoldError::Differs) };
         }
         let mut image = Image { begun: true, ..Image::default() };
         let mut operations = Vec::new();
@@ -524,14 +538,6 @@ impl Image {
 
 fn is_nameless(number: Number, node: &Node) -> bool {
     number != Number::ROOT && node.names.is_empty()
-}
-
-fn all_facts(records: &[Record<'_>]) -> Vec<Fact> {
-    let facts = |record: &Record<'_>| match record {
-        Record::State { facts, .. } => facts.clone(),
-        _ => Vec::new(),
-    };
-    records.iter().flat_map(facts).collect()
 }
 
 fn named(changes: &[Change]) -> impl Iterator<Item = &Number> {

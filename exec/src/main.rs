@@ -50,7 +50,7 @@ fn run_program(arguments: RunOptions) -> anyhow::Result<i32> {
         directory: arguments.dir,
         bounds: Bounds {
             bytes: arguments.bytes_max,
-            files: arguments.files_max,
+            files: arguments.files_max as usize,
             scan: arguments.scan_max,
             record: 0,
             trim: arguments.trim_after,
@@ -80,7 +80,7 @@ fn examine(options: &DoctorOptions) -> anyhow::Result<i32> {
         command.arg("doctor-child").arg(directory);
         command
     };
-    let findings = doctor::examine(&options.dir, options.files_max, child);
+    let findings = doctor::examine(&options.dir, options.files_max as usize, child);
     for finding in &findings {
         writeln!(io::stdout(), "{finding}")?;
     }

@@ -209,6 +209,7 @@ fn a_fold_begins_at_a_state() {
     // One fact in each record.
     let state = whole.state(FACT_MAX);
     assert!(state.len() > 3, "{state:?}");
+    assert_eq!(state.len(), whole.fact_count());
     let mut late = Image::default();
     // What is left of an earlier generation means nothing.
     late.fold(&Record::Data { file: Number(1), offset: 0, bytes: b"x" }).expect("skipped");
@@ -225,6 +226,20 @@ fn a_fold_begins_at_a_state() {
     late.fold(&create(4, Kind::File)).expect("create");
     let error = state.iter().try_for_each(|record| late.fold(record).map(drop));
     assert_eq!(error, Err(FoldError::Differs));
+}
+
+#[test]
+fn a_state_of_more_facts_than_files_have_is_refused() {
+    let facts = |count| {
+        let name = |number: usize| name(&number.to_string());
+        let fact = |number| Fact::Name { directory: Number::ROOT, name: name(number), number: Number(1) };
+        (0..count).map(fact).collect()
+    };
+    let part = |facts: Vec<Fact>, first| Record::State { first, last: false, next: Number(2), facts };
+    let mut image = Image::default();
+    image.fold(&part(facts(STATE_FACTS_MAX - 1), true)).expect("the first part");
+    image.fold(&part(facts(1), false)).expect("as many as there may be");
+    assert_eq!(image.fold(&part(facts(1), false)), Err(FoldError::Group));
 }
 
 fn begun() -> Image {

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::{Refusal, Volume};
 use crate::blocks::BLOCK;
+use crate::image::STATE_FACTS_MAX;
 use crate::ranges::Ranges;
 use crate::record::{Kind, Number};
 
@@ -36,6 +37,9 @@ impl Volume {
             return Ok(false);
         }
         self.capture_names(records)?;
+        if self.image.fact_count() > STATE_FACTS_MAX {
+            return Err(Refusal::Full(format!("files and their names are more than {STATE_FACTS_MAX}")));
+        }
         let files = self.image.nodes().filter(|(_, node)| node.kind == Kind::File && node.length > 0);
         let files: VecDeque<Number> = files.map(|(number, _)| number).collect();
         for file in self.files.values_mut() {
