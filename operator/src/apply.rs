@@ -169,9 +169,7 @@ impl<'a> Executor<'a> {
             Action::Claim(owned) => self.create_claim(owned, doing).await?,
             Action::OwnClaim { name, uid, owned } => {
                 let owners = if *owned { json!([owner(self.group)]) } else { json!([]) };
-                let patch = json!({"metadata": {"uid": uid, "ownerReferences": owners}});
-                let patched = self.api_of(Kind::Claim).patch(name, &edit, &Patch::Merge(patch)).await;
-                gone(patched.map(drop)).doing(doing)?;
+                recheck::own(&self.api_of(Kind::Claim), (name, uid), owners, doing).await?;
             }
             Action::Create(pod) => {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };

@@ -21,7 +21,7 @@ use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::installation::Ownership;
-use crate::objects::{Kind, Owned, flush};
+use crate::objects::{Kind, Owned, flush, is_owned};
 use crate::observed::{Certificates, Observed, has_ended, is_running, is_true};
 use crate::plan::READERS_SHOWN_MAX;
 use crate::secrets;
@@ -154,9 +154,12 @@ async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup)
 
 /// Adds what is known of nodes, and what pods report.
 async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
-    let Seen { group, pods: [mut backups, app, mut readers], objects, certificates } = seen;
+    let Seen { group, pods: [backups, app, mut readers], objects, certificates } = seen;
     // A label is easily copied; only pods of this very group are touched.
-    backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
+    let (backups, strangers): (Vec<Pod>, Vec<Pod>) =
+        backups.into_iter().partition(|pod| is_owned(&group, &pod.metadata));
+    let is_counted = |pod: &&Pod| is_true(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !has_ended(pod);
+    let strangers = strangers.iter().filter(is_counted).count();
     // One that belongs to an app as well has the sidecar of that.
     readers.retain(|pod| !has_ended(pod) && !pod.labels().contains_key(LABEL_GROUP));
     readers.sort_by_key(ResourceExt::name_any);
@@ -180,6 +183,7 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
         server: context.server,
         settings: context.settings.clone(),
         backups,
+        strangers,
         app,
         readers,
         nodes: context.cache.node_facts(),

@@ -32,6 +32,8 @@ pub struct Observed {
     pub group: ReplicaGroup,
     /// Its backup pods.
     pub backups: Vec<Pod>,
+    /// Pods that are ready and have the label of its backups, but are not its own. Budgets count them.
+    pub strangers: usize,
     /// The app's pods that belong to it.
     pub app: Vec<Pod>,
     /// Pods that read its log, and are not its app's. In the order of their names, as its status lists them.

@@ -235,11 +235,13 @@ fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
 }
 
 /// The budget that the group is to have; none before there is a log. It is not loosened before all members have been asked: an
-/// operator that has just started does not know yet what the one before it knew.
+/// operator that has just started does not know yet what the one before it knew. Nor is it removed before that, where the config
+/// store knows of no log.
 fn budget(state: &GroupState<'_>, exit: Exit) -> Option<Owned> {
     let Observed { group, server, .. } = state.observed;
     let has_log = state.observed.log().is_some_and(|log| !log.members.is_empty());
-    let is_forgotten = licence::is_forgotten(state.observed);
+    let had_log = || own_budget(state.observed).is_some() && licence::is_any_silent(state);
+    let is_forgotten = licence::is_forgotten(state.observed) || !has_log && had_log();
     if !group.spec.disruption_budget || !has_log && !is_forgotten {
         return None;
     }

@@ -26,6 +26,8 @@ pub enum Bug {
     HibernatesUnclaimed,
     /// A pod that is being evicted proves what it holds as long as it answers.
     TrustsEvicted,
+    /// A pod that is not ready proves what it holds although it may be evicted: the budget has not been observed yet.
+    TrustsUnobserved,
     /// A member leaves since it has reported that it holds nothing, before it was filled.
     TrustsOldReports,
     /// The budget lets a pod go with what is in quarantine there.

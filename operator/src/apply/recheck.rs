@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
+use serde_json::{Value, json};
 use tailwind_crds::names::LABEL_BACKUP_OF;
 use tailwind_crds::{LogStatus, ReplicaGroup};
 
@@ -58,9 +59,12 @@ pub(super) async fn still_held(
     let budget = budgets.get_opt(&budget_name(&name)).await.doing(&doing)?;
     let evicted = budget.iter().filter_map(|budget| budget.data["status"]["disruptedPods"].as_object()).flatten();
     let evicted = evicted.map(|(pod, _)| pod.clone()).collect();
+    let unobserved = budget
+        .as_ref()
+        .is_some_and(|budget| budget.data["status"]["observedGeneration"].as_i64() != budget.metadata.generation);
     let labelled = ListParams::default().labels(&format!("{LABEL_BACKUP_OF}={name}"));
     let pods = pods.list(&labelled).await.doing(&doing)?.items;
-    let held = licence.holds_still(&removal.name, observed, &Look { reports, evicted, pods });
+    let held = licence.holds_still(&removal.name, observed, &Look { reports, evicted, unobserved, pods });
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
 }
 
@@ -79,6 +83,26 @@ pub(super) async fn still_claimed(
     match claim.as_ref().is_some_and(is_there) {
         true => Ok(()),
         false => Err(Error { doing: doing(), source: Cause::NotHeld(format!("claim {name} has no disk any more")) }),
+    }
+}
+
+/// Lets the claim of this name and UID go with the group, or outlive it. Another one of the name is left as it is. If somebody else
+/// has changed the claim at the same time, that is an error: a group must not go while it owns a claim that shall outlive it.
+pub(super) async fn own(
+    claims: &Api<DynamicObject>,
+    (name, uid): (&str, &str),
+    owners: Value,
+    doing: impl Fn() -> String,
+) -> Result<(), Error> {
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let patch = json!({"metadata": {"uid": uid, "ownerReferences": owners}});
+    match claims.patch(name, &params, &Patch::Merge(patch)).await {
+        Err(kube::Error::Api(status)) if status.is_conflict() => {
+            let now = claims.get_opt(name).await.doing(&doing)?;
+            let is_other = now.and_then(|claim| claim.uid()).as_deref() != Some(uid);
+            if is_other { Ok(()) } else { Err(kube::Error::Api(status)).doing(doing) }
+        }
+        patched => gone(patched.map(drop)).doing(doing),
     }
 }
 
@@ -131,7 +155,6 @@ mod tests {
 
     use kube::Client;
     use kube::api::ApiResource;
-    use serde_json::{Value, json};
 
     use super::*;
     use crate::server_version::ServerVersion;
@@ -248,6 +271,28 @@ mod tests {
         assert_eq!(methods(&calls), ["PATCH", "GET", "POST", "DELETE", "PATCH"]);
         put(&api, &wanted).await.unwrap();
         assert_eq!(methods(&calls).len(), 6, "one that has an address is changed in place");
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_another_writer_changed_is_not_released() {
+        for (uid, is_released) in [("1", false), ("2", true)] {
+            let (client, _) = server(move |call| match call {
+                call if call.starts_with("PATCH") => (
+                    409,
+                    json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "no"}),
+                ),
+                _ => {
+                    let mut claim = json!(object(Kind::Claim).object);
+                    claim["metadata"]["uid"] = json!(uid);
+                    (200, claim)
+                }
+            })
+            .await;
+            let api = Api::namespaced_with(client, "shop", &Kind::Claim.resource(ServerVersion::TARGET));
+            let result =
+                own(&api, ("orders", "1"), json!([]), || "let claim orders outlive the group".to_owned()).await;
+            assert_eq!(result.is_ok(), is_released, "the claim of UID {uid}");
+        }
     }
 
     #[tokio::test]

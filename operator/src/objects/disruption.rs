@@ -4,8 +4,9 @@
 //! only while there is something to protect, and it asks for no more than can be had: it refuses every eviction only while a
 //! member is damaged or leaves, or a pod keeps what is in quarantine, and while the operator itself moves the backups of a node that is drained.
 //!
-//! A budget that is made stricter refuses evictions from that moment on, although its status lags: the API server evicts nobody
-//! before the disruption controller has observed the newest generation of the budget.
+//! A budget that is made stricter refuses evictions of ready pods from that moment on, although its status lags: the API server
+//! evicts none of them before the disruption controller has observed the newest generation of the budget. Pods that are not ready
+//! go by what was observed last; so [`Look`](crate::plan::licence::Look) does not rest on them before.
 
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -43,14 +44,14 @@ const EVERYBODY: u8 = u8::MAX;
 /// drain shall not wait for it; never fewer than appends need. A single backup could then never leave, and has no budget.
 ///
 /// A budget counts every pod that is ready. For each of them that does not prove that it holds the log (`unproved`), one more
-/// must stay: then, whichever pod is evicted, enough pods for appends are left that prove that they hold the log. Nor do fewer
-/// stay than `before`, where that is given.
+/// must stay: then, whichever pod is evicted, enough pods for appends are left that prove that they hold the log, or all of them
+/// where a successor comes first. Nor do fewer stay than `before`, where that is given.
 pub(crate) fn stay(spec: &ReplicaGroupSpec, exit: Exit, unproved: usize, before: Option<u8>) -> Option<u8> {
     let unproved = u8::try_from(unproved).unwrap_or(EVERYBODY);
     let floor = spec.min_in_sync().max(1).saturating_add(unproved);
     let stay = match exit {
         Exit::Never => Some(EVERYBODY),
-        Exit::AfterSuccessor => Some(floor.max(spec.backups)),
+        Exit::AfterSuccessor => Some(floor.max(spec.backups.saturating_add(unproved))),
         Exit::BeforeSuccessor | Exit::Alone if spec.backups == 1 => None,
         // An invalid spec may ask for none.
         Exit::BeforeSuccessor => Some(floor.max(spec.backups.saturating_sub(1))),

@@ -129,6 +129,7 @@ impl fmt::Display for Others {
 pub(crate) enum NotWhole {
     Gone,
     Leaves,
+    Evictable,
     Unreported(NoReport),
     OtherBoot,
     OtherLog,
@@ -141,6 +142,7 @@ impl fmt::Display for NotWhole {
         match self {
             NotWhole::Gone => f.write_str("does not run"),
             NotWhole::Leaves => f.write_str("leaves as well"),
+            NotWhole::Evictable => f.write_str("is not ready, and may be evicted until its budget has been observed"),
             NotWhole::Unreported(why) => write!(f, "does not report: {why}"),
             NotWhole::OtherBoot => f.write_str("has lost its memory since it joined the set"),
             NotWhole::OtherLog => f.write_str("belongs to another log"),
@@ -166,6 +168,9 @@ pub struct Look {
     pub reports: BTreeMap<String, Result<BackupReport, String>>,
     /// Pods that the API server is about to delete, since the budget has let them be evicted.
     pub evicted: BTreeSet<String>,
+    /// The disruption controller has not observed the newest budget. By the one before it, pods that are not ready may be evicted: for
+    /// these the API server asks only whether the budget that was observed last is met.
+    pub unobserved: bool,
     /// The group's backup pods. They were read after the reports: a pod that ends reports until it has flushed.
     pub pods: Vec<Pod>,
 }
@@ -188,8 +193,24 @@ impl Look {
             Some(pod) if pod.metadata.deletion_timestamp.is_some() || self.evicted.contains(name) => {
                 Err(NotWhole::Leaves)
             }
+            Some(pod) if self.unobserved && !is_true(pod, "Ready") && !planted::has(Bug::TrustsUnobserved) => {
+                Err(NotWhole::Evictable)
+            }
             Some(_) => Ok(()),
             None => Err(NotWhole::Gone),
+        }
+    }
+
+    /// Whether the one that leaves keeps nothing in quarantine, if it answers. One that is in no set and not ready had not been asked.
+    fn keeps_nothing(&self, leaver: &str) -> Result<(), String> {
+        match self.reports.get(leaver) {
+            Some(Ok(report)) if report.quarantined != Some(0) => {
+                let copies = report.quarantined.map_or("what it cannot read".to_owned(), |copies| {
+                    Count(usize::try_from(copies).unwrap_or(usize::MAX), "copy").to_string()
+                });
+                Err(format!("{leaver} keeps {copies} in quarantine"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -234,10 +255,11 @@ impl Licence {
         }
     }
 
-    /// Whether it rests on what this backup reports, where it is that of `leaver`.
+    /// Whether this backup is asked right before `leaver` is deleted: the licence rests on its report, or it is the leaver, which may
+    /// keep something in quarantine.
     pub(crate) fn asks(&self, backup: &str, leaver: &str) -> bool {
         match &self.0 {
-            Evidence::HeldBy(names) => names.0.iter().any(|name| name == backup),
+            Evidence::HeldBy(names) => backup == leaver || names.0.iter().any(|name| name == backup),
             Evidence::HoldsNothing => backup == leaver,
             Evidence::NoLog => true,
             Evidence::NeverRan | Evidence::OnClaim(_) => false,
@@ -258,8 +280,10 @@ impl Licence {
                 Some(Err(why)) => Err(format!("{leaver} {}", NotWhole::unreadable(why))),
                 None => Err(format!("{leaver} {}", NotWhole::Gone)),
             },
-            Evidence::NoLog => now.has_no_log(seen),
-            Evidence::HeldBy(Names(names)) => names.iter().try_for_each(|name| now.holds(name, seen)),
+            Evidence::NoLog => now.has_no_log(seen).and_then(|()| now.keeps_nothing(leaver)),
+            Evidence::HeldBy(Names(names)) => {
+                names.iter().try_for_each(|name| now.holds(name, seen)).and_then(|()| now.keeps_nothing(leaver))
+            }
         }
     }
 
@@ -351,19 +375,31 @@ pub(crate) fn is_any_quarantined(state: &GroupState<'_>) -> bool {
 }
 
 /// Pods that a budget counts although they do not prove that they hold the log: members whose reports cannot be read, or are not
-/// there yet, may be damaged; what has left the set has nothing that counts; and what is lost proves nothing.
+/// there yet, may be damaged; what has left the set has nothing that counts; and what is lost, or is not the group's, proves
+/// nothing. A member that is not
+/// ready may be counted before it is asked again: it may come back without its memory.
 pub(crate) fn unproved(state: &GroupState<'_>) -> usize {
     if planted::has(Bug::EvictsBesideSilence) {
         return 0;
     }
     let says = |backup: &BackupPod| matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
     let lost = state.backups.iter().filter(|backup| !backup.is_alive() && backup.counted_lost);
-    counted(state).filter(|backup| !(backup.member && says(backup))).chain(lost).count()
+    let counts = |backup: &&BackupPod| if backup.member { !says(backup) } else { backup.counted };
+    state.alive().filter(counts).chain(lost).count() + state.observed.strangers
 }
 
 /// Whether one of those has not been asked yet what it holds. It will be in a moment.
 pub(crate) fn is_any_unasked(state: &GroupState<'_>) -> bool {
     counted(state).any(|backup| !state.observed.reports.contains_key(&backup.name))
+}
+
+/// Whether a backup that has run does not say, or not yet, what it holds.
+pub(crate) fn is_any_silent(state: &GroupState<'_>) -> bool {
+    state.alive().any(|backup| {
+        let pod = state.observed.backups.iter().find(|pod| pod.name_any() == backup.name);
+        let says = matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
+        !says && pod.is_some_and(|pod| !has_never_run(pod, backup))
+    })
 }
 
 fn counted<'a>(state: &'a GroupState<'_>) -> impl Iterator<Item = &'a BackupPod> {

@@ -224,6 +224,21 @@ mod tests {
         assert!(!is_ending(&shop.pod(&leaver).unwrap()));
     }
 
+    /// The API server asks of a pod that is not ready whether the budget is met that was observed last.
+    #[tokio::test]
+    async fn an_unready_member_is_no_proof_before_its_budget_is_seen() {
+        let (shop, observed, leaver, [other, _]) = one_too_many().await;
+        shop.cluster.let_disruption_lag(true);
+        fail_fabric(&shop, &other);
+        let error = shop.act(&observed).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("{other} is not ready")), "{error}");
+        assert!(!is_ending(&shop.pod(&leaver).unwrap()));
+        shop.cluster.let_disruption_lag(false);
+        shop.act(&observed).await.unwrap();
+        assert!(is_ending(&shop.pod(&leaver).unwrap()));
+        assert_eq!(shop.evict(&other), 429);
+    }
+
     #[tokio::test]
     async fn a_member_stays_if_its_budget_cannot_be_tightened() {
         let (shop, observed, leaver, _) = one_too_many().await;

@@ -128,6 +128,14 @@ async fn a_member_stays_if_a_holder_is_being_evicted_by_now() {
     assert!(error.contains(&format!("{holder} does not run")), "{error}");
 }
 
+/// One that is in no set and not ready is not asked before. What it keeps in quarantine may be the last copy all the same.
+#[tokio::test]
+async fn an_unready_pod_stays_with_what_is_in_quarantine_by_now() {
+    let leaving = Leaving::planned().await;
+    leaving.shop.report(&leaving.leaver, |report| report.content.quarantined = Some(2));
+    leaving.assert_kept(&format!("{} keeps 2 copies in quarantine", leaving.leaver)).await;
+}
+
 /// Nothing was at the spare when it was asked. Since then somebody has begun to fill it.
 #[tokio::test]
 async fn a_spare_stays_if_it_holds_something_by_now() {

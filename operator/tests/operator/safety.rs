@@ -40,6 +40,8 @@ const SEGMENTS_MAX: usize = 12;
 const FILLED_AT_ONCE: u32 = 2;
 /// Rounds for which a pod is cut off from the primary.
 const CUT_OFF_ROUNDS: u32 = 4;
+/// Rounds for which a pod is not ready, while it holds what it holds.
+const UNREADY_ROUNDS: u32 = 3;
 const LOG_ID: &str = "00";
 
 /// The state of a pod at the start.
@@ -115,6 +117,8 @@ struct Begin {
     appends: bool,
     /// The primary does not reach this pod from this round on, for a while. The operator does.
     cut_off: Option<(usize, u32)>,
+    /// The device of this pod fails in this round, for a while: it is not ready.
+    unready: Option<(usize, u32)>,
 }
 
 /// Why a group is left alone.
@@ -156,7 +160,12 @@ fn begin() -> impl Strategy<Value = Begin> {
             any::<bool>(),
             prop::option::weighted(0.2, (1..8_u32, prop_oneof![Just(Why::Paused), Just(Why::Invalid)])),
         ),
-        (admission(), any::<bool>(), prop::option::weighted(0.2, (0..7_usize, 0..10_u32))),
+        (
+            admission(),
+            any::<bool>(),
+            prop::option::weighted(0.2, (0..7_usize, 0..10_u32)),
+            prop::option::weighted(0.2, (0..7_usize, 0..10_u32)),
+        ),
     )
         .prop_map(
             |(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, spec, world)| {
@@ -190,6 +199,7 @@ fn begin() -> impl Strategy<Value = Begin> {
                     admission: world.0,
                     appends: world.1,
                     cut_off: world.2,
+                    unready: world.3,
                 }
             },
         )
@@ -222,8 +232,14 @@ struct World {
     late: Option<BTreeMap<String, Result<BackupReport, String>>>,
     /// Healthy pods that the disruption controller knows, without those that were evicted since.
     healthy: BTreeSet<String>,
-    /// It has not observed the newest budget: nobody is evicted.
+    /// The budget that it has observed last.
+    counted: Option<Value>,
+    /// It has not observed the newest budget: of the pods that are ready nobody is evicted.
     unobserved: bool,
+    /// Those on whose reports removals rest that it has not observed.
+    rests_on: BTreeSet<String>,
+    /// The group has had a budget.
+    had_budget: bool,
     /// The primary has let a member go, and the operator has not answered that yet: the pod still counts, as it would for any operator.
     let_go: bool,
     appends: bool,
@@ -231,6 +247,8 @@ struct World {
     written: u16,
     /// The pod that the primary does not reach.
     cut_off: Option<String>,
+    /// The pod whose device has failed.
+    unready: Option<String>,
     admission: Admission,
     /// The budget as the operator wrote it last.
     asked: Option<Value>,
@@ -301,6 +319,7 @@ impl World {
                 server: "1.34".parse().unwrap(),
                 settings: Settings { sidecar_image: "image:1".to_owned(), ..Settings::default() },
                 backups: Vec::new(),
+                strangers: 0,
                 app: begin.has_primary.then(|| serde_json::from_value(app).unwrap()).into_iter().collect(),
                 nodes: nodes.chain(dead).collect(),
                 certificates: Certificates::default(),
@@ -334,11 +353,15 @@ impl World {
             has_restarted: false,
             late: begin.late.then(BTreeMap::new),
             healthy: BTreeSet::new(),
+            counted: None,
             unobserved: false,
+            rests_on: BTreeSet::new(),
+            had_budget: false,
             let_go: false,
             appends: begin.appends,
             written: WHOLE,
             cut_off: None,
+            unready: None,
             admission: begin.admission,
             asked: None,
             to_evict: None,
@@ -401,8 +424,12 @@ impl World {
 
     /// What pods report, of those that are asked.
     fn reports(&self) -> BTreeMap<String, Result<BackupReport, String>> {
-        let asked = |pod: &&Pod| is_ready(pod) || self.is_named(&pod.name_any());
-        let reports = self.observed.backups.iter().filter(asked).map(|pod| {
+        self.reports_of(|pod| is_ready(pod) || self.is_named(&pod.name_any()))
+    }
+
+    fn reports_of(&self, is_asked: impl Fn(&Pod) -> bool) -> BTreeMap<String, Result<BackupReport, String>> {
+        let asked = self.observed.backups.iter().filter(|pod| is_asked(pod));
+        let reports = asked.map(|pod| {
             let name = pod.name_any();
             let copy = self.copies[&name];
             let is_named = self.is_named(&name);
@@ -483,7 +510,8 @@ impl World {
     /// The disruption controller counts pods that are ready and in the set, as their gates say, whatever they hold.
     fn count_healthy(&mut self) {
         let healthy = self.observed.backups.iter().filter(|pod| is_healthy(pod)).map(ResourceExt::name_any);
-        (self.healthy, self.unobserved) = (healthy.collect(), false);
+        (self.healthy, self.unobserved, self.counted) = (healthy.collect(), false, self.budget());
+        self.rests_on.clear();
     }
 
     /// One call of the eviction API for each pod on a node that is drained. The budget lets a pod go by what the disruption controller
@@ -497,23 +525,30 @@ impl World {
                 continue;
             }
             let counts = u64::from(is_healthy(pod));
+            let is_met =
+                |budget: &Value| self.healthy.len() as u64 >= budget["minAvailable"].as_u64().unwrap() + counts;
             let allows = |budget: &Value| {
                 counts == 0 && budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-                    || !self.unobserved
-                        && self.healthy.len() as u64 >= budget["minAvailable"].as_u64().unwrap() + counts
+                    || !self.unobserved && is_met(budget)
             };
+            // What is not ready goes by the budget that was observed last: the operator cannot help that, but must not rest on it.
+            let is_early = counts == 0 && self.unobserved && self.counted.as_ref().is_some_and(is_met);
             let budget = self.budget();
             let is_listed = self.to_evict.as_ref().is_none_or(|listed| listed.contains(&name));
             // What only admission has allowed is not the operator's doing.
             let asked = !self.admission.changes_budget() || self.asked.as_ref().is_none_or(allows);
-            if budget.as_ref().is_none_or(allows) && is_listed {
+            if (is_early || budget.as_ref().is_none_or(allows)) && is_listed {
+                assert!(!self.rests_on.contains(&name), "{name} is evicted, and a removal rests on it");
+                let allowed = budget.as_ref().is_some_and(allows);
+                // The only copy has no budget where no successor can be filled.
+                let given_up = budget.is_none() && self.had_budget && self.observed.group.spec.backups > 1;
                 let (before, is_member) = (self.places(), self.is_member(&name));
                 self.to_evict.as_mut().map(|listed| listed.remove(&name));
                 let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
                 self.healthy.remove(&name);
                 self.evicted += u32::from(is_member);
-                if budget.is_some() && asked && !self.let_go {
+                if (allowed || given_up) && asked && !self.let_go {
                     let copy = self.copies[&name];
                     let lost = copy.quarantined > 0 && !copy.silent && !self.has_claim(&name);
                     assert!(!lost, "an eviction that the budget allows takes what is in quarantine");
@@ -533,6 +568,15 @@ impl World {
             .map(ResourceExt::name_any)
             .filter(|name| self.is_member(name))
             .collect()
+    }
+
+    /// The device of a running pod fails, or works again with the next round.
+    fn fail_device(&mut self, failing: Option<String>) {
+        self.unready = failing;
+        let mut pods = self.observed.backups.iter_mut();
+        if let Some(pod) = pods.find(|pod| Some(pod.name_any()) == self.unready && is_running(pod)) {
+            set(pod, "ContainersReady", false);
+        }
     }
 
     fn plan(&mut self) -> Plan {
@@ -671,6 +715,7 @@ impl World {
                     return false;
                 }
                 self.remove(removal, is_refused);
+                self.rests_on.extend(removal.licence.holders().iter().cloned());
             }
             Action::Apply(written) => {
                 let is_budget = written.kind == Kind::DisruptionBudget;
@@ -678,6 +723,7 @@ impl World {
                 let made = self.admission.object(written);
                 if !self.observed.objects.contains(&made) {
                     self.unobserved |= is_budget;
+                    self.had_budget |= is_budget;
                     self.has_acted = true;
                     self.forget(&made);
                     self.observed.objects.push(made.clone());
@@ -731,7 +777,11 @@ impl World {
         let retained = removal.claim.as_ref().is_some_and(|step| step.end == ClaimEnd::Retain);
         assert!(!self.retains || ends.is_none() || retained, "a claim that is to be retained is deleted");
         let keeps = retained || self.has_claim(&removal.name);
-        assert!(keeps || self.copies[&removal.name].quarantined == 0, "what is in quarantine stays");
+        // What is in no set, not ready and does not answer may never have worked, and has to be replaced.
+        let is_ready = self.observed.backups.iter().any(|pod| pod.name_any() == removal.name && is_ready(pod));
+        let copy = self.copies.get(&removal.name).copied().unwrap_or_default();
+        let says_nothing = copy.silent && !is_ready && !self.is_named(&removal.name);
+        assert!(keeps || says_nothing || copy.quarantined == 0, "what is in quarantine stays");
         let mut pods = self.observed.backups.iter_mut();
         if let Some(pod) = pods.find(|pod| pod.name_any() == removal.name) {
             pod.metadata.deletion_timestamp =
@@ -746,7 +796,9 @@ impl World {
             "{} leaves, while the budget is not what keeps the others",
             removal.name
         );
-        self.judge(before, &format!("{} is removed: {}", removal.name, removal.reason));
+        if !says_nothing {
+            self.judge(before, &format!("{} is removed: {}", removal.name, removal.reason));
+        }
     }
 
     fn budget(&self) -> Option<Value> {
@@ -757,7 +809,14 @@ impl World {
 
     /// What the operator looks at once more before it deletes.
     fn holds_still(&self, removal: &Removal, seen: &Observed) -> bool {
-        let now = Look { reports: self.reports(), pods: self.observed.backups.clone(), ..Look::default() };
+        let as_read = |pod: &Pod| {
+            let (mut pod, is_healthy) = (pod.clone(), is_healthy(pod));
+            set(&mut pod, "Ready", is_healthy);
+            pod
+        };
+        let pods = self.observed.backups.iter().map(as_read).collect();
+        let reports = self.reports_of(|_| true);
+        let now = Look { reports, pods, unobserved: self.unobserved, ..Look::default() };
         removal.licence.holds_still(&removal.name, seen, &now).is_ok()
     }
 
@@ -871,7 +930,7 @@ impl World {
                     disks.insert(pod.name_any(), node.name.clone());
                 }
                 pod.spec.as_mut().unwrap().node_name = Some(node.name.clone());
-            } else if !is_ready(pod) && !self.fabric_fails {
+            } else if !is_ready(pod) && !self.fabric_fails && self.unready.as_ref() != Some(&pod.name_any()) {
                 let mut value = serde_json::to_value(&*pod).unwrap();
                 let before = value["status"]["conditions"].clone();
                 run(&mut value, true);
@@ -889,6 +948,13 @@ fn run(pod: &mut serde_json::Value, ready: bool) {
         "podIP": "10.0.0.2",
         "conditions": [{"type": "ContainersReady", "status": ready}],
     });
+}
+
+fn set(pod: &mut Pod, condition: &str, is_true: bool) {
+    let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
+    conditions.retain(|other| other.type_ != condition);
+    let status = if is_true { "True" } else { "False" };
+    conditions.push(serde_json::from_value(json!({"type": condition, "status": status})).unwrap());
 }
 
 /// The scheduler has found no node for the pod.
@@ -952,6 +1018,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         && begin.left_alone.is_none()
         && begin.hibernates.is_none()
         && begin.cut_off.is_none()
+        && begin.unready.is_none()
         && !begin.admission.is_in_the_way()
         && !begin.admission.changes_budget()
         && !begin.admission.tolerates
@@ -969,6 +1036,8 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         world.leave_alone(begin, round);
         let is_cut_off = |(_, from): &(usize, u32)| (*from..from + CUT_OFF_ROUNDS).contains(&round);
         world.cut_off = begin.cut_off.filter(is_cut_off).map(|(index, _)| format!("orders-backup-p{index}"));
+        let is_unready = |(_, from): &(usize, u32)| (*from..from + UNREADY_ROUNDS).contains(&round);
+        world.fail_device(begin.unready.filter(is_unready).map(|(index, _)| format!("orders-backup-p{index}")));
         let plan = world.plan();
         world.check(&plan);
         // In the first round there is no budget yet.
@@ -984,7 +1053,8 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
             || begin.hibernates.is_some_and(|at| round <= at)
             || begin.drained && round <= begin.drained_from
             || begin.left_alone.is_some_and(|(from, _)| round <= from + 3)
-            || begin.cut_off.is_some_and(|(_, from)| round <= from + CUT_OFF_ROUNDS);
+            || begin.cut_off.is_some_and(|(_, from)| round <= from + CUT_OFF_ROUNDS)
+            || begin.unready.is_some_and(|(_, from)| round <= from + UNREADY_ROUNDS);
         quiet = if world.has_acted || more_happens || world.observed.group.status != before { 0 } else { quiet + 1 };
         // Longer than any patience that is measured in rounds of a minute. What is refused is retried without end.
         if quiet > 6 || begin.refuses && round > 40 {
@@ -1094,6 +1164,7 @@ fn rolling(begin: Begin) -> Begin {
         admission: Admission::default(),
         appends: false,
         cut_off: None,
+        unready: None,
         ..only_drained(begin)
     }
 }
@@ -1101,6 +1172,11 @@ fn rolling(begin: Begin) -> Begin {
 /// The same, and the node of the one that leaves next is drained meanwhile.
 fn rolling_and_drained(begin: Begin) -> Begin {
     Begin { cordoned: vec![false, true, false], drained_from: 1, ..rolling(begin) }
+}
+
+/// The same, and the device of one that stays has failed: by the budget before the removal it may be evicted.
+fn rolling_beside_unready(begin: Begin) -> Begin {
+    Begin { unready: Some((1, 1)), ..rolling_and_drained(begin) }
 }
 
 /// The first one has lost its memory and is filled before its report comes, and the others are damaged.
@@ -1116,7 +1192,7 @@ fn rolling_and_late(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 16] = [
+    let kinds: [(Bug, Kind); 17] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -1132,6 +1208,7 @@ fn planted_bugs_are_found() {
         (Bug::EvictsQuarantined, |begin| Begin { drained: true, ..begin }),
         (Bug::TrustsOldReports, rolling_and_late),
         (Bug::TrustsEvicted, rolling_and_drained),
+        (Bug::TrustsUnobserved, rolling_beside_unready),
         (Bug::EvictsBesideRemoval, rolling_and_drained),
         (Bug::LeavesTolerated, |begin| Begin { admission: Admission { tolerates: true, ..begin.admission }, ..begin }),
         (Bug::LeavesPolicyOpen, |begin| {

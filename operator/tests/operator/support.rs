@@ -52,6 +52,9 @@ pub(crate) struct Example {
     rollout: RolloutIs,
     #[serde(default)]
     backups: Vec<Backup>,
+    /// Ready pods of others that have the label of its backups.
+    #[serde(default)]
+    strangers: usize,
     #[serde(default)]
     app: Vec<AppPod>,
     #[serde(default)]
@@ -398,6 +401,7 @@ impl Example {
             now: now(),
             server: self.server,
             backups: self.backups.iter().map(|given| self.backup(given, &group, &settings)).collect(),
+            strangers: self.strangers,
             app: self.app.iter().map(app_pod).collect(),
             reader_sidecars: readers
                 .iter()
