@@ -538,7 +538,7 @@ impl World {
             // What only admission has allowed is not the operator's doing.
             let asked = !self.admission.changes_budget() || self.asked.as_ref().is_none_or(allows);
             if (is_early || budget.as_ref().is_none_or(allows)) && is_listed {
-                assert!(!self.rests_on.contains(&name), "{name} is evicted, and a removal rests on it");
+                let is_proof = budget.is_some() && self.rests_on.contains(&name);
                 let allowed = budget.as_ref().is_some_and(allows);
                 // The only copy has no budget where no successor can be filled.
                 let given_up = budget.is_none() && self.had_budget && self.observed.group.spec.backups > 1;
@@ -548,7 +548,7 @@ impl World {
                 self.observed.backups[index].metadata.deletion_timestamp = Some(now);
                 self.healthy.remove(&name);
                 self.evicted += u32::from(is_member);
-                if (allowed || given_up) && asked && !self.let_go {
+                if (allowed || given_up || is_proof) && asked && !self.let_go {
                     let copy = self.copies[&name];
                     let lost = copy.quarantined > 0 && !copy.silent && !self.has_claim(&name);
                     assert!(!lost, "an eviction that the budget allows takes what is in quarantine");
