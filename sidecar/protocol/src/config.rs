@@ -153,6 +153,14 @@ pub struct Swap {
     pub proposed: Configuration,
 }
 
+impl Swap {
+    /// Whether the content that was found is the one that this swap expects. Stamps alone do not tell: a group that was deleted
+    /// and created again counts its epochs from the beginning.
+    pub fn expects(&self, found: Option<&Configuration>) -> bool {
+        found.map(Configuration::stamp) == self.expected && found.is_none_or(|found| found.log == self.proposed.log)
+    }
+}
+
 /// How a swap ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SwapOutcome {

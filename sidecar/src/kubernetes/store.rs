@@ -160,7 +160,7 @@ impl KubernetesStore {
         for _ in 0..TRIES {
             let group = self.get().await?;
             let found = convert::configuration(&group)?;
-            if found.as_ref().map(Configuration::stamp) != swap.expected {
+            if !swap.expects(found.as_ref()) {
                 return Ok(SwapOutcome::Conflict(found));
             }
             match self.patch(tests_and_replacement(&group, found.as_ref(), &swap.proposed)).await? {

@@ -176,7 +176,7 @@ impl FileStore {
         assert!(!self.read_only, "a reader swaps nothing");
         for _ in 0..LOOKS_MAX {
             let found = self.look()?;
-            if found.as_ref().map(|found| found.configuration.stamp()) != swap.expected {
+            if !swap.expects(found.as_ref().map(|found| &found.configuration)) {
                 return Ok(SwapOutcome::Conflict(found.map(|found| found.configuration)));
             }
             match self.publish(&self.draft(found.as_ref(), &swap.proposed)?)? {

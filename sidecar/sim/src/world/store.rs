@@ -123,7 +123,7 @@ impl World {
             Ask::Read => StoreReply::Read(Ok(seen)),
             Ask::Swap(swap) => {
                 let refused = self.fault_occurs(Fault::StoreConflict, 30);
-                let applied = !refused && content.as_ref().map(Configuration::stamp) == swap.expected;
+                let applied = !refused && swap.expects(content.as_ref());
                 let outcome = match applied {
                     true => SwapOutcome::Applied,
                     // A conflict shows what is there, or what was there a moment ago, but never less than nothing.

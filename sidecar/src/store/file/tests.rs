@@ -60,6 +60,9 @@ fn a_swap_requires_the_expected_content() {
     assert_eq!(store.swap(&swap_to(2)).unwrap(), SwapOutcome::Applied);
     assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Conflict(Some(config(2))));
     assert_eq!(store.read().unwrap(), Some(config(2)));
+    // The group was deleted and created again: its stamps are the same, and its log is another one.
+    let of_old_log = Swap { proposed: Configuration { log: LogId(8), ..config(3) }, ..swap_to(3) };
+    assert_eq!(store.swap(&of_old_log).unwrap(), SwapOutcome::Conflict(Some(config(2))));
 }
 
 #[test]
