@@ -56,6 +56,8 @@ use slots::ClientSlots;
 
 /// How often the protocol core gets the time.
 const TICK: Duration = Duration::from_millis(5);
+/// Commands of control that are carried out in one turn.
+const COMMANDS_AT_ONCE: usize = 64;
 /// How often idle connections are looked at while a few busy ones keep the loop turning.
 const LOOK_AROUND_TURNS: u32 = 32;
 
@@ -131,13 +133,15 @@ impl AppendLoop {
                 idle_since = Instant::now();
             }
             turns = turns.wrapping_add(1);
-            if self.turned.duration_since(idle_since) >= self.options.spin {
-                if !self.arm() {
-                    self.sleep(self.longest_sleep())?;
-                }
-                self.clients.iter_mut().for_each(ClientConnection::awake);
+            let is_idle = self.turned.duration_since(idle_since) >= self.options.spin;
+            if is_idle && !self.arm() {
+                self.sleep(self.longest_sleep())?;
             } else if turns.is_multiple_of(LOOK_AROUND_TURNS) {
+                // Also where a ring says that something has come, and it is nothing that a turn can take.
                 self.sleep(Duration::ZERO)?;
+            }
+            if is_idle {
+                self.clients.iter_mut().for_each(ClientConnection::awake);
             }
         }
         Ok(())
@@ -267,19 +271,18 @@ impl AppendLoop {
         }
     }
 
-    /// Carries out what control commands.
+    /// Carries out what control commands: some of it, lest a member that causes commands without end stop the heartbeats.
     fn process_commands(&mut self, now: Time) -> bool {
-        let mut progress = false;
-        loop {
+        for nth in 0..COMMANDS_AT_ONCE {
             match self.commands.try_recv() {
                 Ok(command) => self.on_command(command, now),
                 Err(error) => {
                     self.ended |= error == TryRecvError::Disconnected;
-                    return progress;
+                    return nth > 0;
                 }
             }
-            progress = true;
         }
+        true
     }
 
     fn on_command(&mut self, command: Command, now: Time) {

@@ -87,6 +87,11 @@ impl AppendLoop {
     fn append_from_ring(&mut self, slot: usize, client: &mut ClientConnection) -> Option<Outcome> {
         let ClientConnection { id, outbox, ring, .. } = client;
         let ring = ring.as_mut()?;
+        // First: while answers wait, nothing else would look.
+        if let Err(error) = ring.check() {
+            self.break_ring(client, error);
+            return None;
+        }
         if outbox.closing || !outbox.may_answer() {
             return Some(Outcome::Later);
         }

@@ -79,6 +79,11 @@ impl ClientRing {
         self.requests.pending() != Ok(0)
     }
 
+    /// An error if the client says to have written what it cannot have written.
+    pub(super) fn check(&mut self) -> Result<(), BadPosition> {
+        self.requests.pending().map(drop)
+    }
+
     /// Bytes of requests taken so far.
     pub(super) fn position(&self) -> u64 {
         self.requests.position()

@@ -223,6 +223,20 @@ fn impossible_positions_end_the_connection() {
     assert_eq!(last_record(&harness), Lsn(1));
 }
 
+/// While a client takes no answers, its requests stay where they are. What it says of the ring is looked at all the same.
+#[test]
+fn an_impossible_position_is_seen_while_answers_wait() {
+    let mut harness = LoopHarness::new();
+    let (mut liar, file) = harness.ring_client_and_file();
+    for _ in 0..100 {
+        liar.send(&vec![Request::Trim { below: 0 }; 100]);
+        harness.settle();
+    }
+    assert_eq!(harness.counters.rings.load(Ordering::Relaxed), 1);
+    file.write_all_at(&u64::MAX.to_le_bytes(), REQUESTS_TAIL).unwrap();
+    harness.until("the end of the ring", |harness| (harness.counters.rings.load(Ordering::Relaxed) == 0).then_some(()));
+}
+
 /// Two threads write arbitrary bytes to a client's ring, its control words included, while another client appends.
 #[test]
 fn a_scribbling_client_harms_nobody() {
