@@ -90,6 +90,10 @@ pub trait Receiver: Send {
     /// completion and posts no further one. None completes any more, and all that have completed are readable.
     /// Not a barrier for a writer that does not keep to this.
     fn end_lending(&mut self, slot: SlotId);
+    /// After [`end_lending`](Receiver::end_lending): a post of the writer may be under way all the same, since more than one of its
+    /// requests has got the grant, and those before the last are not known to have ended. The slot's memory is not kept for the
+    /// next lending where such a post could touch it.
+    fn doubt_end(&mut self, _slot: SlotId) {}
     /// Ends the lending of the slot, if there is one, whether its writer has finished or not, and gives the bytes up: the
     /// slot reads as zero. Its memory may be kept for the next lending, where no earlier writer can touch it.
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError>;

@@ -33,7 +33,8 @@
 //! reads, then or later.
 //!
 //! 1. A post is over when it returns. A writer that has finished has no post under way: nothing is being copied to the
-//!    memory while it is cleared, or afterwards.
+//!    memory while it is cleared, or afterwards. A writer that has asked for the grant twice may have one, of the request before:
+//!    then [`Receiver::doubt_end`] has the memory given up.
 //! 2. Each lending has a key of its own, and a post compares the key before it copies: one that names an earlier lending
 //!    of the same memory copies nothing.
 //! 3. So [`ShmSender`] may keep the mapping too. It uses one again only for the grant whose key is in it.
@@ -165,6 +166,12 @@ impl Receiver for ShmReceiver {
         self.stop(slot);
         if let Some(lending) = &mut self.lendings[slot.0 as usize] {
             lending.finished = true;
+        }
+    }
+
+    fn doubt_end(&mut self, slot: SlotId) {
+        if let Some(lending) = &mut self.lendings[slot.0 as usize] {
+            lending.finished = false;
         }
     }
 

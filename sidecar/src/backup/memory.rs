@@ -226,6 +226,8 @@ struct LentSlot {
     grant: Option<Grant>,
     /// The caller has the grant.
     granted: bool,
+    /// It has asked for it once more: what it began with the first one may not have ended.
+    granted_again: bool,
     filling: Option<Filling>,
 }
 
@@ -345,6 +347,7 @@ impl Lent {
     pub(super) fn grant(&mut self, slot: Slot) -> Option<&Grant> {
         let lent = &mut self.slots[slot.0 as usize];
         lent.end_filling();
+        lent.granted_again |= lent.granted;
         lent.granted = true;
         lent.grant.as_ref()
     }
@@ -489,8 +492,12 @@ impl Lender for Lent {
     }
 
     fn end_lending(&mut self, slot: Slot) {
-        self.slots[slot.0 as usize].end_filling();
+        let lent = &mut self.slots[slot.0 as usize];
+        lent.end_filling();
         self.receiver.end_lending(SlotId(slot.0));
+        if lent.granted_again {
+            self.receiver.doubt_end(SlotId(slot.0));
+        }
     }
 
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation> {

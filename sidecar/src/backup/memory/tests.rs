@@ -1,3 +1,4 @@
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, Started, start};
@@ -193,6 +194,29 @@ fn a_fifo_named_like_a_segment_does_not_block_start() {
         mknodat(CWD, folders.path(name), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     }
     assert_eq!(folders.start().unwrap().unexpected_files, 2);
+}
+
+/// A request that was given up may still be copying into the memory: it is not lent again in place.
+#[test]
+fn memory_that_was_granted_twice_is_not_lent_again() {
+    let folders = folders();
+    let mut memory = PoolMemory::new(folders.path("pool"), 2, SegmentSize::MIN);
+    memory.folder().unwrap();
+    memory.open().unwrap();
+    let pool = Arc::clone(memory.pool().unwrap());
+    let mut lent = Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), Arc::clone(&pool));
+    let file = || fs::File::open(pool.path(SlotId(0))).unwrap();
+    let inode = |file: &fs::File| file.metadata().unwrap().ino();
+    for (grants, is_kept) in [(1, true), (2, false)] {
+        lent.lend(Epoch(1), Slot(0)).unwrap();
+        let before = file();
+        (0..grants).for_each(|_| drop(lent.grant(Slot(0)).cloned().unwrap()));
+        lent.end_lending(Slot(0));
+        lent.release(Slot(0)).unwrap();
+        lent.lend(Epoch(1), Slot(0)).unwrap();
+        assert_eq!(inode(&file()) == inode(&before), is_kept, "granted {grants} times");
+        lent.release(Slot(0)).unwrap();
+    }
 }
 
 /// The primary writes boards only while a reader looks at one.
