@@ -12,13 +12,14 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use rustix::io::Errno;
 use tailwind_protocol::backup::Promise;
 use tailwind_protocol::ids::{LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, FOOTER_SIZE, Footer, SEGMENT_OVERHEAD, Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::scan::{self, Scanner};
 use tracing::warn;
 
-use crate::files::{File, Folder, is_full};
+use crate::files::{File, Folder, free_name, is_full};
 use crate::quarantine::QuarantineName;
 
 /// Where the promise is kept.
@@ -205,10 +206,7 @@ impl Disk {
 
     /// Gives a file another name, which nothing has yet, and returns it.
     fn set_aside(&self, name: &str, wanted: &str) -> io::Result<String> {
-        let names = self.folder.names()?;
-        let numbered = |nth: u64| if nth == 0 { wanted.to_owned() } else { format!("{wanted}-{nth}") };
-        let free = (0..).map(numbered).find(|name| !names.contains(name));
-        let free = free.unwrap_or_else(|| wanted.to_owned());
+        let free = free_name(&*self.folder, wanted)?;
         self.folder.rename(name, &free)?;
         self.folder.sync()?;
         Ok(free)
@@ -422,7 +420,11 @@ impl Disk {
     ) -> io::Result<Result<(SegmentIdentity, Option<Closure>), String>> {
         let file = match self.folder.open(name) {
             Ok(file) => file,
-            Err(error) => return Ok(Err(error.to_string())),
+            // No error of the system: what is there is no file of ours. A link is not followed.
+            Err(error) if error.raw_os_error().is_none_or(|errno| errno == Errno::LOOP.raw_os_error()) => {
+                return Ok(Err(error.to_string()));
+            }
+            Err(error) => return Err(error),
         };
         let Some(identity) = read_header(&*file)? else {
             return Ok(Err("it does not begin like a segment".to_owned()));

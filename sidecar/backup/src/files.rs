@@ -54,6 +54,14 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// The wanted name, or if that is taken the first free one of `….-1`, `….-2` and so on.
+pub fn free_name(folder: &dyn Folder, wanted: &str) -> io::Result<String> {
+    let names = folder.names()?;
+    let numbered = |nth: u64| if nth == 0 { wanted.to_owned() } else { format!("{wanted}-{nth}") };
+    let free = (0..).map(numbered).find(|name| !names.contains(name));
+    Ok(free.unwrap_or_else(|| wanted.to_owned()))
+}
+
 /// An open file. Its calls take `&self`: one owner uses it at a time.
 pub trait File: fmt::Debug + Send + Sync {
     /// Bytes in it.

@@ -18,7 +18,7 @@ use tailwind_protocol::ids::{Offset, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 
 use crate::blocks::{BLOCK_SIZE, Block, Kind, fits};
-use crate::files::{File, Folder};
+use crate::files::{File, Folder, free_name};
 use crate::ledger::Entries;
 
 /// Its name in the flush folder.
@@ -119,7 +119,7 @@ impl Flushed {
                     let flushed = Flushed { file, block, sequence, newest, notes, dirty: false, entries, noted };
                     return Ok((flushed, open, doubts));
                 }
-                let aside = format!("{FLUSHED}.unreadable");
+                let aside = free_name(folder, &format!("{FLUSHED}.unreadable"))?;
                 folder.rename(FLUSHED, &aside)?;
                 doubts.push(format!("the notes of what was flushed cannot be read: moved to {aside}"));
             }

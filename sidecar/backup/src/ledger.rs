@@ -31,7 +31,7 @@ use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 use tracing::warn;
 
-use crate::files::{File, Folder, is_full};
+use crate::files::{File, Folder, free_name, is_full};
 use crate::flushed::{Newest, Open};
 
 /// Its name in the flush folder.
@@ -189,7 +189,7 @@ impl Ledger {
             Ok(file) => match Ledger::read(file, entries.clone(), notes.clone(), &mut contents)? {
                 Some(ledger) => return Ok((ledger, contents)),
                 None => {
-                    let aside = format!("{LEDGER}.unreadable");
+                    let aside = free_name(folder, &format!("{LEDGER}.unreadable"))?;
                     folder.rename(LEDGER, &aside)?;
                     contents.doubts.push(format!("the ledger of what is owed cannot be read: moved to {aside}"));
                 }

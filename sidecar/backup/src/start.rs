@@ -145,8 +145,8 @@ fn resume(
     memory: &mut dyn Memory,
     mut table: SlotTable,
     owner: &Owner,
-    promise_file: PromiseFile,
-    member_state: MemberState,
+    mut promise_file: PromiseFile,
+    mut member_state: MemberState,
 ) -> anyhow::Result<Started> {
     memory.open()?;
     let Rows { used: rows, damaged } = table.rows(owner.slots)?;
@@ -162,7 +162,7 @@ fn resume(
         );
     }
     table.reserve(owner, home.buffers)?;
-    let (mut evidence, listing) = Evidence::gather(&disk, &member_state.promise)?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &mut promise_file, &mut member_state, true)?;
     for slot in &damaged {
         evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
@@ -199,7 +199,7 @@ fn begin(
     // Before an identity is drawn: a start that finds no room is tried again, and only so many former ones are kept.
     memory.open()?;
     let mut is_new = true;
-    let (promise_file, member_state) = match promised {
+    let (mut promise_file, mut member_state) = match promised {
         Some((mut file, member_state)) => {
             let keep = keeps_identity(&member_state);
             is_new = !keep;
@@ -232,7 +232,7 @@ fn begin(
             (PromiseFile::create(disk.folder(), &member_state)?, member_state)
         }
     };
-    let (mut evidence, mut listing) = Evidence::gather(&disk, &member_state.promise)?;
+    let (mut evidence, mut listing) = Evidence::gather(&disk, &mut promise_file, &mut member_state, !is_new)?;
     if is_new {
         evidence.forget(&disk, &mut listing)?;
     }
@@ -282,11 +282,23 @@ struct Evidence {
 }
 
 impl Evidence {
-    fn gather(disk: &Disk, promise: &Promise) -> anyhow::Result<(Evidence, Listing)> {
+    fn gather(
+        disk: &Disk,
+        promise_file: &mut PromiseFile,
+        member_state: &mut MemberState,
+        keeps_identity: bool,
+    ) -> anyhow::Result<(Evidence, Listing)> {
         // Both are made before the first epoch is promised.
-        let expected = promise.log.is_some();
+        let expected = member_state.promise.log.is_some();
         let (flushed, mut ends, mut doubts) =
             Flushed::open(disk.folder(), expected).context("open the flush records")?;
+        // New notes hide that there were others, and so does a new ledger, from a start after one that fails. Of two that are gone
+        // the second must not be made before that is remembered.
+        if keeps_identity && !doubts.is_empty() {
+            member_state.promise.add_doubts(&doubts);
+            promise_file.write(member_state).context("remember what is in doubt")?;
+        }
+        let promise = &member_state.promise;
         let (ledger, LedgerContents { owed, open, notes_are_older, doubts: more }) =
             Ledger::open(disk.folder(), expected, flushed.entries(), flushed.newest()).context("open the ledger")?;
         if notes_are_older && doubts.is_empty() {

@@ -432,7 +432,7 @@ impl Promotion {
             return;
         }
         let short = accepted.is_none_or(|accepted| !accepted.is_for(config))
-            && inventory.copies.iter().any(|copy| reference.falls_short_of(copy));
+            && inventory.copies.iter().any(|copy| reference.falls_short_of(copy) || reference.ends_before(copy));
         if short {
             if self.late.insert(known.id) {
                 self.pause(now);

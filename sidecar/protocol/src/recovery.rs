@@ -3,6 +3,7 @@
 //! Called by [`promotion`](crate::promotion) for the whole set and by [`primary`](crate::primary) for each newcomer. All
 //! decisions about a copy stand in one table, [`REPAIR`]. See "Promotion" in `docs/protocol.md`.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{Epoch, Lsn, MemberId, Offset, SegmentId};
@@ -217,6 +218,13 @@ impl Reference {
         }
     }
 
+    /// True when a member has closed a copy behind the end of this log. A primary closes what is acknowledged to its end; only
+    /// a promotion that failed closes what need not be.
+    pub fn ends_before(&self, copy: &CopyReport) -> bool {
+        let is_later = self.segments.last().is_none_or(|last| last.identity.epoch <= copy.identity.epoch);
+        copy.state == CopyState::Closed && is_later && copy.closure.last > self.last()
+    }
+
     /// The furthest end, or the one at `limit`, and back from there.
     fn from_copies(
         trims: &Trims<'_>,
@@ -235,6 +243,8 @@ impl Reference {
             return if trimmed > Lsn(1) { Err(lost) } else { Ok(Reference { trimmed, ..Reference::default() }) };
         };
         let mut segments = Vec::new();
+        // Seldom needed.
+        let closed = LazyCell::new(|| closed_ends(copies, tail.identity.epoch));
         let (mut segment, mut last) = (tail.identity.segment, tail.closure.last);
         while last > Lsn(0) {
             let candidates = copies.get(&segment).map(Vec::as_slice).unwrap_or_default();
@@ -258,7 +268,7 @@ impl Reference {
                     trimmed = last.next();
                     break;
                 }
-                let end = torn_end(copies, tail.identity.epoch, segment, last);
+                let end = torn_end(copies, &closed, tail.identity.epoch, segment, last);
                 let end = end.filter(|(_, last)| trimmed <= Lsn(1) || *last >= trimmed);
                 (segment, last) = end.ok_or(Damage::Missing { segment, last })?;
                 segments.clear();
@@ -390,32 +400,58 @@ fn is_sound(copy: &CopyReport) -> bool {
 /// `None` if that cannot be: no member at hand has it open, or a member has closed what is there only after all of it was.
 ///
 /// Nothing acknowledged lies beyond: see "A log torn across segments" in `docs/protocol.md`.
-fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) -> Option<(SegmentId, Lsn)> {
+fn torn_end(
+    copies: &Copies<'_>,
+    closed: &ClosedEnds<'_>,
+    epoch: Epoch,
+    segment: SegmentId,
+    last: Lsn,
+) -> Option<(SegmentId, Lsn)> {
     let at = |segment: SegmentId| copies.get(&segment).into_iter().flatten().copied();
-    let here = || at(segment).filter(|(_, copy)| copy.identity.epoch == epoch);
-    // A primary closes its segments in order: at a member with this one open, only a promotion can have closed later ones.
-    let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && is_open(copy));
-    let was_whole = |(member, copy): (&MemberId, &CopyReport)| {
-        let closed_beyond = !is_open(copy) && copy.closure.last >= last;
-        closed_beyond && copy.identity.epoch == epoch && !has_it_open(member)
-    };
-    if copies.range(segment..).flat_map(|(_, copies)| copies).copied().any(was_whole) {
-        return None;
+    let mut segment = segment;
+    loop {
+        let here = || at(segment).filter(|(_, copy)| copy.identity.epoch == epoch);
+        // A primary closes its segments in order: at a member with this one open, only a promotion can have closed later ones.
+        let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && is_open(copy));
+        let was_whole = |(member, (closed, end)): (&&MemberId, &(SegmentId, Lsn))| {
+            *closed >= segment && *end >= last && !has_it_open(member)
+        };
+        if closed.iter().any(was_whole) {
+            return None;
+        }
+        let shorter = || here().map(|(_, copy)| copy).filter(|copy| copy.closure.last < last);
+        if let Some(end) = shorter().filter(|copy| holds_records(copy)).map(|copy| copy.closure.last).max() {
+            return Some((segment, end));
+        }
+        // Opened, but empty. Its header, where that has landed, says where the segment before ends.
+        let first = shorter().map(|copy| copy.closure.first).max()?;
+        let before = SegmentId(segment.0 - 1);
+        if first > Lsn(0) || before == SegmentId(0) {
+            return Some((before, first.prev()));
+        }
+        let written = at(before).map(|(_, copy)| copy).filter(|copy| holds_records(copy));
+        let written = written.max_by_key(|copy| (copy.identity.epoch, copy.closure.last));
+        if let Some(copy) = written {
+            return Some((before, copy.closure.last));
+        }
+        // No record of that one has landed either: it is torn as well.
+        segment = before;
     }
-    let shorter = || here().map(|(_, copy)| copy).filter(|copy| copy.closure.last < last);
-    if let Some(end) = shorter().filter(|copy| holds_records(copy)).map(|copy| copy.closure.last).max() {
-        return Some((segment, end));
+}
+
+/// Of each member the copy of an epoch that is not open and reaches furthest: its segment, and its last record.
+type ClosedEnds<'a> = BTreeMap<&'a MemberId, (SegmentId, Lsn)>;
+
+fn closed_ends<'a>(copies: &Copies<'a>, epoch: Epoch) -> ClosedEnds<'a> {
+    let mut ends = ClosedEnds::new();
+    let closed = copies.values().flatten().filter(|(_, copy)| copy.identity.epoch == epoch && !is_open(copy));
+    for (member, copy) in closed {
+        let end = ends.entry(*member).or_insert((copy.identity.segment, copy.closure.last));
+        if copy.closure.last >= end.1 {
+            *end = (copy.identity.segment, copy.closure.last);
+        }
     }
-    // Opened, but empty. Its header, where that has landed, says where the segment before ends.
-    let first = shorter().map(|copy| copy.closure.first).max()?;
-    let before = SegmentId(segment.0 - 1);
-    if first > Lsn(0) || before == SegmentId(0) {
-        return Some((before, first.prev()));
-    }
-    let written = at(before).map(|(_, copy)| copy).filter(|copy| holds_records(copy));
-    let written = written.max_by_key(|copy| (copy.identity.epoch, copy.closure.last));
-    // Where no record of that one has landed either, it is torn as well.
-    written.map(|copy| (before, copy.closure.last)).or_else(|| torn_end(copies, epoch, before, last))
+    ends
 }
 
 fn is_open(copy: &CopyReport) -> bool {

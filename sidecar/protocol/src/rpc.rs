@@ -495,6 +495,9 @@ pub const INVENTORY_MAX: usize = 1 << 17;
 /// This many of these are for images only: a member whose copies must be replaced by others can hold some more while that
 /// lasts.
 pub const INVENTORY_FOR_IMAGES: usize = 1 << 12;
+/// Most buffers of a backup: 4096 of 64 MiB are 256 GiB, more than one backup's flush can answer for. So it has no more copies
+/// that are open.
+pub const BUFFERS_MAX: u32 = 1 << 12;
 /// Most copies on one page of an inventory: 4096 × [`COPY_JSON_SIZE_MAX`] = 1.6 MiB, less than half of what a sidecar reads.
 pub const INVENTORY_PAGE_MAX: usize = 1 << 12;
 /// Bytes of a [`CopyReport`] in memory.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::rpc::BUFFERS_MAX;
 use tailwind_runtime::logging::LogOptions;
 
 use crate::access::TokenOptions;
@@ -136,8 +137,6 @@ pub fn default_flush_dir(group: &GroupName, name: &MemberId) -> PathBuf {
 /// Fewest buffers: one is filled, one is ready, and one is for images. A backup with two works until it loses its memory: a
 /// newcomer lends both for appends, never gets an image, and is given up again and again.
 const BUFFERS_MIN: u32 = 3;
-/// Most buffers: 4096 of 64 MiB are 256 GiB, more than one backup's flush can answer for.
-const BUFFERS_MAX: u32 = 4096;
 
 fn parse_buffers(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|buffers| (BUFFERS_MIN..=BUFFERS_MAX).contains(buffers)).ok_or_else(|| {

@@ -169,6 +169,22 @@ fn a_segment_with_a_corrupt_footer_is_identified_by_its_bytes() {
     assert_eq!((listing.closed, listing.unexpected), (vec![], 1), "not by its bytes either");
 }
 
+/// A disk that fails for a while says nothing about its files.
+#[test]
+fn files_that_cannot_be_opened_keep_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let failing = TestFolder::open(&dir.path().join("flush"));
+    let disk = Disk::new(Box::new(failing.clone()));
+    let (closure, bytes) = segment(identity(4));
+    let owed = [(identity(4), closure)];
+    disk.write_closed(&identity(4), &closure, &bytes).unwrap();
+    failing.set_unreadable(true);
+    assert!(disk.list(&promise(), &owed).is_err());
+    failing.set_unreadable(false);
+    let listing = disk.list(&promise(), &owed).unwrap();
+    assert_eq!((listing.closed, listing.unexpected), (owed.to_vec(), 0));
+}
+
 /// The next start has the file rewritten.
 #[test]
 fn on_a_full_disk_files_stay_as_they_are() {

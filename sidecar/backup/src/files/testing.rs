@@ -12,6 +12,7 @@ use super::{File, Folder, OsFolder};
 pub(crate) struct TestFolder {
     folder: Arc<OsFolder>,
     full: Arc<AtomicBool>,
+    unreadable: Arc<AtomicBool>,
     syncs: Arc<AtomicUsize>,
 }
 
@@ -21,12 +22,17 @@ struct TestFile(Box<dyn File>, Arc<AtomicBool>);
 impl TestFolder {
     pub(crate) fn open(path: &Path) -> TestFolder {
         let folder = Arc::new(OsFolder::open(path).unwrap());
-        TestFolder { folder, full: Arc::default(), syncs: Arc::default() }
+        TestFolder { folder, full: Arc::default(), unreadable: Arc::default(), syncs: Arc::default() }
     }
 
     /// From now on there is no room for more than what is there, or there is.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
+    }
+
+    /// From now on no file of the disk can be opened, or each can.
+    pub(crate) fn set_unreadable(&self, unreadable: bool) {
+        self.unreadable.store(unreadable, Ordering::Relaxed);
     }
 
     /// How often its names were brought to disk.
@@ -53,6 +59,9 @@ impl Folder for TestFolder {
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
+        if self.unreadable.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()));
+        }
         self.folder.open(name).map(|file| self.wrap(file))
     }
 

@@ -50,7 +50,7 @@ impl Backup {
             };
         }
         if let Some(doubt) = self.put_back(request) {
-            self.add_doubts(&[doubt]);
+            self.promise.add_doubts(&[doubt]);
         }
         let (log, claim) = (Some(caller.log), Some(request.claim));
         self.promise = Promise { log, epoch: caller.epoch, claim, ..self.promise.clone() };

@@ -56,6 +56,23 @@ pub struct Promise {
     pub former: Vec<BootId>,
 }
 
+impl Promise {
+    /// Adds these to what it doubts; to be persisted.
+    pub fn add_doubts(&mut self, doubts: &[String]) {
+        let mut why = self.doubt.take().map(|doubt| doubt.why).unwrap_or_default();
+        for doubt in doubts {
+            if !why.contains(doubt.as_str()) {
+                why = if why.is_empty() { doubt.clone() } else { format!("{why}; {doubt}") };
+            }
+        }
+        if why.len() > DOUBT_LENGTH_MAX {
+            let cut = (0..=DOUBT_LENGTH_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
+            why.truncate(cut);
+        }
+        self.doubt = Some(Doubt { epoch: self.epoch, why });
+    }
+}
+
 /// A loss that a backup has noticed and cannot name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Doubt {

@@ -12,7 +12,7 @@ use crate::planted::{self, Bug};
 use crate::rpc::Purpose;
 
 use super::folder::{OtherFiles, file_bytes};
-use super::{Backup, Copy, DOUBT_LENGTH_MAX, Doubt, Limits, Output, Promise, Slot, SlotRow, Stage};
+use super::{Backup, Copy, Limits, Output, Promise, Slot, SlotRow, Stage};
 
 /// What a process finds when it starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -230,7 +230,8 @@ impl Backup {
         let segment = row.identity.segment;
         // What an open segment's file shows of the buffer ends where it was last flushed. Where that is all that counts, the
         // notes of flushes tell whether it is there.
-        let stands_in = |copy: &Copy| copy.stage != Stage::Lent || disk_suffices;
+        // A copy of an earlier opening of the segment, which was dropped, is not what the buffer held.
+        let stands_in = |copy: &Copy| copy.identity == row.identity && (copy.stage != Stage::Lent || disk_suffices);
         if row.purpose == Purpose::Append && !self.copies.get(&segment).is_some_and(stands_in) {
             let Some(closure) = row.closed else {
                 doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0));
@@ -289,24 +290,9 @@ impl Backup {
         if doubts.is_empty() {
             return;
         }
-        self.add_doubts(doubts);
+        self.promise.add_doubts(doubts);
         // Persisted before anything that was found is changed.
         out.insert(0, Output::Persist(self.promise.clone()));
-    }
-
-    /// Adds them to what the promise says; to be persisted.
-    pub(super) fn add_doubts(&mut self, doubts: &[String]) {
-        let mut why = self.promise.doubt.take().map(|doubt| doubt.why).unwrap_or_default();
-        for doubt in doubts {
-            if !why.contains(doubt.as_str()) {
-                why = if why.is_empty() { doubt.clone() } else { format!("{why}; {doubt}") };
-            }
-        }
-        if why.len() > DOUBT_LENGTH_MAX {
-            let cut = (0..=DOUBT_LENGTH_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
-            why.truncate(cut);
-        }
-        self.promise.doubt = Some(Doubt { epoch: self.promise.epoch, why });
     }
 }
 

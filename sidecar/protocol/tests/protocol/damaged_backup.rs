@@ -510,6 +510,20 @@ fn flushed_part_does_not_replace_a_lost_buffer() {
     }
 }
 
+/// It was dropped, and its file not yet moved.
+#[test]
+fn copy_of_an_earlier_opening_does_not_replace_a_lost_buffer() {
+    let earlier = SegmentIdentity { epoch: Epoch(identity(1).epoch.0 - 1), ..identity(1) };
+    let found = Found {
+        promise: promise(),
+        files: vec![(earlier, closure(1))],
+        missing: vec![(Slot(0), lent(1))],
+        ..Found::default()
+    };
+    let fixture = Fixture::start(found);
+    assert!(!fixture.backup.is_witness(), "{:?}", fixture.out);
+}
+
 /// Otherwise a process that dies between the two has forgotten what it held.
 #[test]
 fn missing_copy_is_owed_before_its_row_is_removed() {

@@ -304,11 +304,17 @@ fn member_fenced_during_repairs_stays_in_the_set() {
 
 #[test]
 fn late_member_with_a_longer_log_restarts_the_promotion() {
+    let noted = CopyReport { acked: copy(2, Open, 20).closure.end, ..copy(2, Open, 20) };
+    for proof in [noted, copy(2, Closed, 20)] {
+        late_member_is_waited_for(proof);
+    }
+}
+
+fn late_member_is_waited_for(proof: CopyReport) {
     let mut fixture = Fixture::fencing(3, 2, None);
     fixture.fenced(sound(1, 18));
     fixture.fenced(sound(2, 12));
     fixture.wait();
-    let proof = CopyReport { acked: copy(2, Open, 20).closure.end, ..copy(2, Open, 20) };
     let longer = Inventory { copies: vec![copy(1, Closed, 10), proof], ..sound(3, 20) };
     assert_eq!(fixture.fenced(longer.clone()), []);
     fixture.now = fixture.now.plus(10);

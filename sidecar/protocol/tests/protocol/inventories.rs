@@ -12,9 +12,9 @@ use tailwind_protocol::primary::{self, Primary};
 use tailwind_protocol::promotion::{self, Promotion};
 use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
 use tailwind_protocol::rpc::{
-    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure,
-    FenceRequest, INVENTORY_FOR_IMAGES, INVENTORY_MAX, INVENTORY_PAGE_MAX, Inventory, OpenRequest, Purpose, Refusal,
-    TrimRequest,
+    BUFFERS_MAX, COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX,
+    Failure, FenceRequest, INVENTORY_FOR_IMAGES, INVENTORY_MAX, INVENTORY_PAGE_MAX, Inventory, OpenRequest, Purpose,
+    Refusal, TrimRequest,
 };
 
 use crate::limits::limits;
@@ -41,6 +41,12 @@ fn closed(segment: u64, first: u64, last: u64) -> CopyReport {
 
 fn name(member: &str) -> MemberId {
     member.parse().expect("a name")
+}
+
+/// In a buffer that was never written.
+fn blank(segment: u64) -> CopyReport {
+    let (state, closure) = (CopyState::Open, Closure::default());
+    CopyReport { identity: identity(segment, LED.0), state, closure, acked: Offset(0) }
 }
 
 fn inventory(member: &str, copies: Vec<CopyReport>) -> Inventory {
@@ -515,4 +521,29 @@ proptest! {
             prop_assert!(promoted(&honest, &believed).is_none_or(|last| last >= Lsn(30)));
         }
     }
+}
+
+/// One lying member says that it has so many buffers open behind the end of the log.
+#[test]
+fn endless_open_copies_are_rejected_and_any_number_ends() {
+    let buffers = u64::from(BUFFERS_MAX);
+    let liar = |open: u64| {
+        let last = CopyReport { state: CopyState::Open, ..closed(1 + open, 900, 901) };
+        let copies = (2..1 + open).map(blank).chain([last]).collect();
+        inventory("c", copies)
+    };
+    let mut reading = Reading::new(LOG, FENCED, LED);
+    let Inventory { copies, .. } = liar(buffers + 1);
+    let (first, rest) = copies.split_at(INVENTORY_PAGE_MAX);
+    let page = Inventory { more: true, ..inventory("c", first.to_vec()) };
+    assert_eq!(reading.take(page), Ok(None));
+    let error = reading.take(inventory("c", rest.to_vec())).expect_err("one too many");
+    assert!(error.to_string().contains("4097 open copies"), "{error}");
+    // A thread whose stack has no room for a call for each of them.
+    let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+        let honest = ["a", "b"].map(|name| inventory(name, vec![closed(1, 1, 10)]));
+        let members = [&honest[0], &honest[1], &liar(buffers)];
+        Reference::assemble(members, &[]).map(|reference| reference.last())
+    });
+    assert_eq!(thread.expect("a thread").join().expect("it ends"), Ok(Lsn(10)));
 }
