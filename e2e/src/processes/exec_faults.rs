@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process};
 
 use super::exec::{Containers, Ended, LOST};
 use super::group::{Group, Process, Setup};
-use super::steps::{OUTAGE, wait_for_standby};
+use super::steps::{OUTAGE, UNACKNOWLEDGED, wait_for_standby};
 use crate::context::TestContext;
 use crate::workload::Random;
 
@@ -235,9 +235,7 @@ pub fn wait_until_whole<S: Service>(group: &Group, service: &S) -> Result<(usize
 
 /// No process has logged or done what a healthy one does not when others die around it.
 pub fn check_health(group: &Group, containers: &Containers) -> Result<()> {
-    // A member that was away may have what was never acknowledged.
-    let outage: Vec<&str> = OUTAGE.into_iter().chain(["not part of the log: quarantined"]).collect();
-    group.check_logs(&outage)?;
+    group.check_logs(&[&OUTAGE[..], &[UNACKNOWLEDGED]].concat())?;
     containers.check_logs()?;
     for index in 0..group.sidecars() {
         let expected = [Ended::Code(0), Ended::Code(128 + 9), Ended::Signal(9), LOST];

@@ -27,6 +27,9 @@ pub const OUTAGE: [&str; 9] = [
     "it closed the connection",
 ];
 
+/// A member that was away, or that a busy machine kept from answering in time, may have what was never acknowledged.
+pub const UNACKNOWLEDGED: &str = "not part of the log: quarantined";
+
 /// A client of the primary. One that steps down as it is asked is not waited for: the next primary may be another.
 pub fn primary(group: &Group) -> Result<Client> {
     let give_up = Instant::now() + TIMEOUT;

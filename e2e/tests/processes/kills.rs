@@ -17,7 +17,9 @@ use tailwind_e2e::processes::checker::compare;
 use tailwind_e2e::processes::following::Following;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::http;
-use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, read_back, submit, wait_for_standby};
+use tailwind_e2e::processes::steps::{
+    OUTAGE, UNACKNOWLEDGED, append, check_whole, primary, read_back, submit, wait_for_standby,
+};
 use tailwind_e2e::workload::{InputSequence, Numbered};
 
 on_every_fabric!(
@@ -317,7 +319,7 @@ fn resumed_old_primary_cannot_acknowledge(fabric: &str) {
         wait_for_standby(&group, old, new).unwrap();
         group.wait_for_full_set().unwrap();
     }
-    group.check_logs(&OUTAGE).unwrap();
+    group.check_logs(&[&OUTAGE[..], &[UNACKNOWLEDGED]].concat()).unwrap();
 }
 
 /// Reads from a known record to the end of the log; the last LSN.
