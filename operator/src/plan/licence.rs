@@ -374,10 +374,9 @@ pub(crate) fn is_any_quarantined(state: &GroupState<'_>) -> bool {
     state.alive().any(|backup| !backup.leaves_files() && keeps(backup))
 }
 
-/// Pods that a budget counts although they do not prove that they hold the log: members whose reports cannot be read, or are not
-/// there yet, may be damaged; what has left the set has nothing that counts; and what is lost, or is not the group's, proves
-/// nothing. A member that is not
-/// ready may be counted before it is asked again: it may come back without its memory.
+/// Pods that a budget counts although they do not prove that they hold the log. Members whose reports cannot be read, or are not
+/// there yet, may be damaged; one that is not ready may be counted before it is asked again, and come back without its memory. What has
+/// left the set has nothing that counts; and what is lost, or is not the group's, proves nothing.
 pub(crate) fn unproved(state: &GroupState<'_>) -> usize {
     if planted::has(Bug::EvictsBesideSilence) {
         return 0;
