@@ -22,7 +22,7 @@ use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::installation::Ownership;
 use crate::objects::{Kind, Owned, flush, is_owned};
-use crate::observed::{Certificates, Observed, has_ended, is_running, is_true};
+use crate::observed::{Certificates, Observed, has_ended, is_healthy, is_running, is_true};
 use crate::plan::READERS_SHOWN_MAX;
 use crate::secrets;
 use crate::wake::digest_of;
@@ -158,8 +158,7 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
     // A label is easily copied; only pods of this very group are touched.
     let (backups, strangers): (Vec<Pod>, Vec<Pod>) =
         backups.into_iter().partition(|pod| is_owned(&group, &pod.metadata));
-    let is_counted = |pod: &&Pod| is_true(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !has_ended(pod);
-    let strangers = strangers.iter().filter(is_counted).count();
+    let strangers = strangers.iter().filter(|pod| is_healthy(pod)).count();
     // One that belongs to an app as well has the sidecar of that.
     readers.retain(|pod| !has_ended(pod) && !pod.labels().contains_key(LABEL_GROUP));
     readers.sort_by_key(ResourceExt::name_any);

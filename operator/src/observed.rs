@@ -109,6 +109,11 @@ pub(crate) fn has_sidecar(pod: &Pod) -> bool {
     all.any(|container| container.name == SIDECAR_CONTAINER)
 }
 
+/// Whether budgets count the pod.
+pub(crate) fn is_healthy(pod: &Pod) -> bool {
+    is_true(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !has_ended(pod)
+}
+
 /// Whether all of the pod's containers have ended for good.
 pub(crate) fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());

@@ -18,7 +18,7 @@ use tailwind_crds::names::{
 
 use super::placement::{Refusal, is_about_to_go};
 use crate::objects::claim::MemberClaim;
-use crate::observed::{NodeFacts, Observed, condition, has_ended, is_true};
+use crate::observed::{NodeFacts, Observed, condition, has_ended, is_healthy, is_true};
 use crate::planted::{self, Bug};
 use crate::tolerations::tolerates;
 
@@ -282,7 +282,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         member,
         ready,
         counted: ready && (member || is_true(pod, GATE_CAUGHT_UP) || is_true(pod, "Ready")),
-        counted_lost: is_true(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !has_ended(pod),
+        counted_lost: is_healthy(pod),
         gate: has_gate,
         outside_since,
         outdated,

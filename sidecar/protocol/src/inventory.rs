@@ -8,7 +8,7 @@ use crate::ids::EPOCH_MAX;
 use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
 use crate::rpc::{
-    BUFFERS_MAX, CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, FORMER_MAX, Failure, INVENTORY_MAX,
+    BUFFERS_MAX, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, FORMER_MAX, Failure, INVENTORY_MAX,
     INVENTORY_PAGE_MAX, Inventory, Synced,
 };
 
@@ -88,7 +88,7 @@ impl Reading {
             }
         };
         check_order(&whole.copies)?;
-        let open = whole.copies.iter().filter(|copy| is_open(copy)).count();
+        let open = whole.copies.iter().filter(|copy| copy.is_open()).count();
         if open > BUFFERS_MAX as usize {
             return Err(nonsense(format!("{open} open copies, and no backup has more than {BUFFERS_MAX} buffers")));
         }
@@ -149,7 +149,7 @@ fn check_copy(copy: &CopyReport) -> Result<(), Unbelievable> {
     let numbered = (SegmentId(1)..=SEGMENT_MAX).contains(&identity.segment);
     let led = (Epoch(1)..=EPOCH_MAX).contains(&identity.epoch);
     // In a buffer that was never written, not even the header is valid.
-    let placed = closure.fits(identity.size) || is_open(copy) && *closure == Closure::default();
+    let placed = closure.fits(identity.size) || copy.is_open() && *closure == Closure::default();
     if numbered && led && placed && acked.0 <= identity.size.bytes() {
         return Ok(());
     }
@@ -160,10 +160,6 @@ fn check_copy(copy: &CopyReport) -> Result<(), Unbelievable> {
          {acked}",
         identity.size
     )))
-}
-
-fn is_open(copy: &CopyReport) -> bool {
-    matches!(copy.state, CopyState::Open | CopyState::Damaged)
 }
 
 /// Each segment once, in order. One primary numbers its records in the order of its segments.

@@ -412,7 +412,7 @@ fn torn_end(
     loop {
         let here = || at(segment).filter(|(_, copy)| copy.identity.epoch == epoch);
         // A primary closes its segments in order: at a member with this one open, only a promotion can have closed later ones.
-        let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && is_open(copy));
+        let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && copy.is_open());
         let was_whole = |(member, (closed, end)): (&&MemberId, &(SegmentId, Lsn))| {
             *closed >= segment && *end >= last && !has_it_open(member)
         };
@@ -444,7 +444,7 @@ type ClosedEnds<'a> = BTreeMap<&'a MemberId, (SegmentId, Lsn)>;
 
 fn closed_ends<'a>(copies: &Copies<'a>, epoch: Epoch) -> ClosedEnds<'a> {
     let mut ends = ClosedEnds::new();
-    let closed = copies.values().flatten().filter(|(_, copy)| copy.identity.epoch == epoch && !is_open(copy));
+    let closed = copies.values().flatten().filter(|(_, copy)| copy.identity.epoch == epoch && !copy.is_open());
     for (member, copy) in closed {
         let end = ends.entry(*member).or_insert((copy.identity.segment, copy.closure.last));
         if copy.closure.last >= end.1 {
@@ -452,10 +452,6 @@ fn closed_ends<'a>(copies: &Copies<'a>, epoch: Epoch) -> ClosedEnds<'a> {
         }
     }
     ends
-}
-
-fn is_open(copy: &CopyReport) -> bool {
-    matches!(copy.state, CopyState::Open | CopyState::Damaged)
 }
 
 /// A buffer opened ahead that never received a record is not part of the log.

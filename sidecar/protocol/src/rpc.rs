@@ -489,6 +489,13 @@ pub struct CopyReport {
     pub acked: Offset,
 }
 
+impl CopyReport {
+    /// Whether it was never closed.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, CopyState::Open | CopyState::Damaged)
+    }
+}
+
 /// Most copies in an inventory, and so at a backup: 131 072, which are 1 TiB of segments of 8 MiB. A sidecar holds the inventories
 /// of all members at once, with [`COPY_SIZE`] bytes for each copy: 10 MiB for a member, 80 MiB for eight.
 pub const INVENTORY_MAX: usize = 1 << 17;

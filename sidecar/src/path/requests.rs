@@ -87,13 +87,11 @@ impl AppendLoop {
     fn append_from_ring(&mut self, slot: usize, client: &mut ClientConnection) -> Option<Outcome> {
         let ClientConnection { id, outbox, ring, .. } = client;
         let ring = ring.as_mut()?;
-        // First: while answers wait, nothing else would look.
-        if let Err(error) = ring.check() {
+        if outbox.closing || !outbox.may_answer() {
+            // While answers wait, nothing else would look.
+            let Err(error) = ring.check() else { return Some(Outcome::Later) };
             self.break_ring(client, error);
             return None;
-        }
-        if outbox.closing || !outbox.may_answer() {
-            return Some(Outcome::Later);
         }
         let payload_max = self.options.segment_size.record_size_max() as usize;
         match ring.whole_append(payload_max) {

@@ -41,6 +41,15 @@ impl Folders {
         start(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
     }
 
+    /// A new pool, and what lends it over `shm`.
+    fn lent(&self) -> (Lent, Arc<Pool>) {
+        let mut memory = PoolMemory::new(self.path("pool"), 2, SegmentSize::MIN);
+        memory.folder().unwrap();
+        memory.open().unwrap();
+        let pool = Arc::clone(memory.pool().unwrap());
+        (Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), Arc::clone(&pool)), pool)
+    }
+
     /// Starts, returns its identity, and changes what it has promised.
     fn live(&self, change: impl FnOnce(&mut MemberState)) -> BootId {
         let mut started = self.start().unwrap();
@@ -200,11 +209,7 @@ fn a_fifo_named_like_a_segment_does_not_block_start() {
 #[test]
 fn memory_that_was_granted_twice_is_not_lent_again() {
     let folders = folders();
-    let mut memory = PoolMemory::new(folders.path("pool"), 2, SegmentSize::MIN);
-    memory.folder().unwrap();
-    memory.open().unwrap();
-    let pool = Arc::clone(memory.pool().unwrap());
-    let mut lent = Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), Arc::clone(&pool));
+    let (mut lent, pool) = folders.lent();
     let file = || fs::File::open(pool.path(SlotId(0))).unwrap();
     let inode = |file: &fs::File| file.metadata().unwrap().ino();
     for (grants, is_kept) in [(1, true), (2, false)] {
@@ -223,11 +228,7 @@ fn memory_that_was_granted_twice_is_not_lent_again() {
 #[test]
 fn a_backup_knows_whether_it_is_followed() {
     let folders = folders();
-    let mut memory = PoolMemory::new(folders.path("pool"), 2, SegmentSize::MIN);
-    memory.folder().unwrap();
-    memory.open().unwrap();
-    let pool = Arc::clone(memory.pool().unwrap());
-    let mut lent = Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), pool);
+    let (mut lent, _) = folders.lent();
     let followed = lent.watch_followed();
     let [one, two, copies] = [1, 2, 3].map(ReaderId);
     for reader in [one, two, copies] {
