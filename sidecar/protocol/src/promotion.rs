@@ -5,29 +5,26 @@
 //! reading the configuration and runs the ordinary path again under a higher epoch; there are no repair branches.
 //! Nothing of the recovered log may be shown to the app before [`Output::Won`]. See "Promotion" in `docs/protocol.md`.
 
+mod choosing;
 mod fencing;
 mod messages;
 mod repairing;
 mod rules;
+mod words;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use crate::backup::EPOCH_JUMP_MAX;
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use crate::ids::{Claim, Epoch, LogId, Lsn, MemberId, SegmentId, Version};
 use crate::planted::{self, Bug};
-use crate::recovery::{Damage, Reference};
+use crate::recovery::Damage;
 use crate::rpc::{Failure, Inventory};
 
 use fencing::{Absence, Fencing};
 pub use messages::{Input, Output, Task, Waiting};
-use repairing::{Order, Recovered, Repairing};
+use repairing::{Recovered, Repairing};
 pub use rules::{AcceptedLoss, DiskRecovery, Rules};
-
-/// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
-/// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it. Whoever has given
-/// its word, or come late with evidence, is waited for as long, and a candidate that reaches too few members for as long is cut off.
-const DISK_PATIENCE: u64 = 32;
+use words::Words;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
@@ -50,14 +47,6 @@ struct Survey {
     retry_at: Option<Time>,
 }
 
-/// A member's word that it has promised an epoch to another claimant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Word {
-    promised: Epoch,
-    /// When it was last given. A member that stands by its word repeats it.
-    heard: Time,
-}
-
 /// The state of a promotion.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Promotion {
@@ -74,8 +63,7 @@ pub struct Promotion {
     unanswered_since: Option<Time>,
     /// The epoch that this candidate last claimed; a later one of another claimant means that the race is lost.
     claimed: Option<Epoch>,
-    /// What members have said last, of those that refused this candidate because of an epoch that the store does not have.
-    words: BTreeMap<MemberId, Word>,
+    words: Words,
     /// Epochs up to here are skipped: members have promised them, and an administrator has accepted a store without them.
     skipped: Epoch,
     /// There was no configuration yet: this candidate races for a new group. Once another sidecar has created one, the race is
@@ -101,7 +89,7 @@ impl Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit, late) = (State::Reading, Claim(seed), BTreeSet::new(), BTreeSet::new());
         let (swap_again, claimed, founding) = (None, None, false);
-        let (words, skipped) = (BTreeMap::new(), Epoch(0));
+        let (words, skipped) = (Words::default(), Epoch(0));
         let unanswered_since = None;
         Promotion {
             me,
@@ -153,16 +141,15 @@ impl Promotion {
     /// True if too few members, or the config store, have not answered this candidate for too long: it may be cut off, and a
     /// standby that reaches them must not take it for a primary that is well. It goes on trying.
     pub fn is_cut_off(&self, now: Time) -> bool {
-        let is_too_long = |since: Time| now >= since.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
+        let is_too_long = |since: Time| now >= since.plus(self.rules.long_wait_ms());
         self.unanswered_since.is_some_and(is_too_long) || self.misses_members(now)
     }
 
     fn misses_members(&self, now: Time) -> bool {
         let State::Fencing(fencing) = &self.state else { return false };
-        let needed = if self.rules.recover_from_disk.is_some() { 1 } else { self.needed() };
+        let needed = if self.rules.recover_from_disk.is_some() { 1 } else { self.rules.needed() };
         let needed = needed.min(fencing.config.members.len());
-        let patience_over = now >= fencing.since.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
-        patience_over && fencing.reached() < needed
+        now >= fencing.since.plus(self.rules.long_wait_ms()) && fencing.reached() < needed
     }
 
     fn on_read(&mut self, now: Time, result: Result<Option<Configuration>, String>, out: &mut Vec<Output>) {
@@ -217,7 +204,7 @@ impl Promotion {
         result: Result<Option<Configuration>, String>,
         out: &mut Vec<Output>,
     ) {
-        let word = self.standing_word(now);
+        let word = self.words.standing(now, self.rules.long_wait_ms());
         match (result, word) {
             (Err(why), _) => out.push(Output::Waiting(Waiting::ConfigStore(why))),
             (Ok(Some(found)), _) if is_beaten(mine, &found) => self.lose(found.epoch, out),
@@ -229,32 +216,10 @@ impl Promotion {
         }
     }
 
-    /// Notes a member's word. False if no backup can have reason to give it.
-    fn note_word(&mut self, now: Time, mine: Epoch, member: &MemberId, failure: &Failure) -> bool {
-        let (promised, possible) = match failure {
-            Failure::Superseded(promised) => (*promised, *promised > mine && promised.0 - mine.0 <= EPOCH_JUMP_MAX),
-            Failure::ClaimedBefore(promised) => (*promised, *promised <= mine),
-            Failure::Unreachable(_) => return false,
-        };
-        if possible {
-            self.words.insert(member.clone(), Word { promised, heard: now });
-        }
-        possible
-    }
-
-    /// A member that stands by its word, and the latest epoch that any member names. A word that is not repeated for as long as
-    /// a host may need to come back counts no more than that of a member that was silent all the time.
-    fn standing_word(&mut self, now: Time) -> Option<(MemberId, Epoch)> {
-        let patience = DISK_PATIENCE * self.rules.fence_wait_ms;
-        self.words.retain(|_, word| now < word.heard.plus(patience) || planted::has(Bug::WordIsLatched));
-        let latest = self.words.iter().max_by_key(|(_, word)| word.promised);
-        latest.map(|(member, word)| (member.clone(), word.promised))
-    }
-
     /// Starts again at once, and claims an epoch beyond these.
     fn skip(&mut self, promised: Epoch, out: &mut Vec<Output>) {
         self.skipped = self.skipped.max(promised);
-        self.words.clear();
+        self.words.forget();
         self.state = State::Reading;
         out.push(Output::ReadConfig);
     }
@@ -280,7 +245,7 @@ impl Promotion {
             return self.wait(now, Waiting::StoreForgot { member: member.id.clone(), log }, out);
         }
         let patient = now < since.plus(self.rules.fence_wait_ms);
-        let needed = if patient { self.rules.backups } else { self.needed() as u8 };
+        let needed = if patient { self.rules.backups } else { self.rules.needed() as u8 };
         if found.len() < usize::from(needed) {
             if !patient {
                 return self.wait(now, Waiting::Backups { empty: found.len() as u8, needed }, out);
@@ -337,19 +302,7 @@ impl Promotion {
     fn fence(&mut self, now: Time, config: Configuration, out: &mut Vec<Output>) {
         self.claimed = Some(config.epoch);
         out.extend(config.members.iter().map(|member| Output::Fence(config.clone(), member.clone())));
-        let retry_at = now.plus(self.rules.retry_ms);
-        self.state = State::Fencing(Fencing {
-            config,
-            since: now,
-            retry_at,
-            answers: BTreeMap::new(),
-            from_disk: BTreeMap::new(),
-            damage: None,
-            surveying: false,
-            comparing: false,
-            look_at: now,
-            others: Vec::new(),
-        });
+        self.state = State::Fencing(Fencing::start(config, now, now.plus(self.rules.retry_ms)));
     }
 
     fn on_fenced(
@@ -379,9 +332,8 @@ impl Promotion {
             }
             Ok(inventory) => Ok(inventory),
         };
-        // It has promised this epoch, so it had promised no later one.
-        if answer.is_ok() && !planted::has(Bug::WordIsLatched) {
-            self.words.remove(&member);
+        if answer.is_ok() {
+            self.words.take_back(&member);
         }
         fencing.answers.insert(member, answer);
         fencing.damage = None;
@@ -390,8 +342,7 @@ impl Promotion {
 
     /// A member of the set has promised an epoch to another claimant, or says so: the config store tells which.
     fn on_refused(&mut self, now: Time, mine: Epoch, member: MemberId, failure: &Failure, out: &mut Vec<Output>) {
-        let possible = self.note_word(now, mine, &member, failure);
-        let promised = self.words.get(&member).map(|word| word.promised).filter(|_| possible);
+        let promised = self.words.note(now, mine, &member, failure);
         let State::Fencing(fencing) = &mut self.state else { return };
         let accepted = self.rules.accept_loss.is_some_and(|accepted| accepted.is_for(&fencing.config));
         let answer = match promised {
@@ -445,87 +396,14 @@ impl Promotion {
         self.go_on_repairing(out);
     }
 
-    /// Continues once every member is fenced, or enough are and the patience has run out. Unfit members count as not fenced,
-    /// unless the others are too few or lack a part of the log: then all members count again.
-    ///
-    /// Only witnesses can tell where the log ends. As long as another member may still answer, as many witnesses are needed as
-    /// members must be fenced. Once every member has answered, one is enough: each holds everything that was acknowledged.
+    /// Goes on to the repairs once what the members have answered is the log. While a member's word stands, it waits.
     fn choose(&mut self, now: Time, out: &mut Vec<Output>) {
-        let needed = self.needed();
-        if self.standing_word(now).is_some() {
+        if self.words.standing(now, self.rules.long_wait_ms()).is_some() {
             return;
         }
         let State::Fencing(fencing) = &mut self.state else { return };
-        let needed = needed.min(fencing.config.members.len());
-        let is_late = |member: &MemberRef| self.late.contains(&member.id) && !fencing.has_reported(member);
-        let patience = if fencing.config.members.iter().any(is_late) { DISK_PATIENCE } else { 1 };
-        let patience_over = now >= fencing.since.plus(patience * self.rules.fence_wait_ms);
-        let accepted = self.rules.accept_loss.filter(|accepted| accepted.is_for(&fencing.config));
-        let enough = |unfit: &BTreeSet<MemberId>| {
-            let fenced = fencing.fenced_without(unfit);
-            let witnesses = fenced.iter().filter(|inventory| inventory.witness).count();
-            let end_is_known = match accepted {
-                Some(_) => true,
-                None if fencing.nobody_is_missing() => witnesses >= 1,
-                None => witnesses >= needed,
-            };
-            fenced.len() >= needed && end_is_known && (patience_over || fencing.has_all_without(unfit))
-        };
-        if !enough(&self.unfit) {
-            if !enough(&BTreeSet::new()) {
-                let late = now >= fencing.since.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
-                let all_known = fencing.nobody_is_missing() && patience_over;
-                if (all_known || late) && !fencing.from_disk.is_empty() {
-                    self.choose_from_disk(now, out);
-                }
-                return;
-            }
-            self.unfit.clear();
-        }
-        let fenced = fencing.fenced_without(&self.unfit);
-        let assembled = match accepted {
-            Some(accepted) => Reference::assemble_at_least(fenced.iter().copied(), &fencing.others, accepted.last),
-            None => Reference::assemble(fenced.iter().copied(), &fencing.others),
-        };
-        let reference = match assembled {
-            Ok(reference) => reference,
-            Err(_) if !self.unfit.is_empty() => {
-                self.unfit.clear();
-                return self.choose(now, out);
-            }
-            Err(damage) => {
-                if let Some(odd) = fencing.odd_one_out(&damage, needed) {
-                    self.unfit.insert(odd);
-                    return self.choose(now, out);
-                }
-                // Keep asking all members, even those that have answered: an administrator may restore what one of them has lost.
-                return fencing.damage = Some(damage);
-            }
-        };
-        let by_order = accepted.map(|accepted| Order::AcceptLoss(accepted.last));
-        let recovered = Recovered::new(&fencing.config, reference, &fenced, by_order);
-        self.repair(now, recovered, out);
-    }
-
-    /// Too few members have their memory, and an administrator has ordered that the disks of those that have lost it count. One
-    /// member is enough: every member of the last set holds on its disk what was ever synced. The log must reach that.
-    fn choose_from_disk(&mut self, now: Time, out: &mut Vec<Output>) {
-        let State::Fencing(fencing) = &mut self.state else { return };
-        let all: Vec<&Inventory> = fencing.answers.values().flatten().chain(fencing.from_disk.values()).collect();
-        let fit: Vec<&Inventory> = all.iter().copied().filter(|one| !self.unfit.contains(&one.member)).collect();
-        let fenced = if fit.is_empty() { all } else { fit };
-        let synced = fenced.iter().filter_map(|inventory| inventory.synced).max().map_or(Lsn(0), |synced| synced.last);
-        let accepted = self.rules.accept_loss.filter(|accepted| accepted.is_for(&fencing.config));
-        let least = accepted.map_or(synced, |accepted| accepted.last);
-        match Reference::assemble_at_least(fenced.iter().copied(), &fencing.others, least) {
-            Ok(reference) => {
-                let by_order = accepted.map_or(Order::FromDisk, |accepted| Order::AcceptLoss(accepted.last));
-                let recovered = Recovered::new(&fencing.config, reference, &fenced, Some(by_order));
-                self.repair(now, recovered, out);
-            }
-            Err(_) if !self.unfit.is_empty() => self.unfit.clear(),
-            Err(_) if synced > Lsn(0) && accepted.is_none() => fencing.damage = Some(Damage::Unsynced { synced }),
-            Err(damage) => fencing.damage = Some(damage),
+        if let Some(recovered) = fencing.choose(now, &self.rules, &mut self.unfit, &self.late) {
+            self.repair(now, recovered, out);
         }
     }
 
@@ -553,10 +431,10 @@ impl Promotion {
                 self.go_on_repairing(out);
             }
             Err(failure) => {
-                let is_word = self.note_word(now, epoch, task.member(), &failure);
+                let word = self.words.note(now, epoch, task.member(), &failure);
                 self.try_without([task.member().clone()], now);
                 // Another sidecar may lead by now: there is nothing to wait for.
-                if is_word {
+                if word.is_some() {
                     self.state = State::Reading;
                     out.push(Output::ReadConfig);
                 }
@@ -613,16 +491,7 @@ impl Promotion {
                         out.push(Output::Survey(Some(SegmentId(segment.0.saturating_sub(1)))));
                     }
                 }
-                let damaged = fencing.damage.is_some();
-                let failed = |member: &&MemberRef| match fencing.answers.get(&member.id) {
-                    Some(Ok(_)) => damaged,
-                    Some(Err(_)) => true,
-                    None => false,
-                };
-                let again: Vec<MemberRef> = fencing.config.members.iter().filter(failed).cloned().collect();
-                for member in again {
-                    out.push(Output::Fence(fencing.config.clone(), member));
-                }
+                out.extend(fencing.to_ask_again().map(|member| Output::Fence(fencing.config.clone(), member.clone())));
                 self.choose(now, out);
                 self.report_missing(now, out);
                 self.look_for_a_successor(now, out);
@@ -641,7 +510,7 @@ impl Promotion {
         let misses_members = self.misses_members(now);
         let State::Fencing(fencing) = &mut self.state else { return };
         if misses_members && now >= fencing.look_at && !std::mem::replace(&mut fencing.comparing, true) {
-            fencing.look_at = now.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
+            fencing.look_at = now.plus(self.rules.long_wait_ms());
             out.push(Output::ReadConfig);
         }
     }
@@ -649,34 +518,9 @@ impl Promotion {
     fn report_missing(&mut self, now: Time, out: &mut Vec<Output>) {
         let State::Fencing(fencing) = &self.state else { return };
         let waits = now < fencing.since.plus(self.rules.fence_wait_ms);
-        if waits || fencing.damage.is_some() || !self.words.is_empty() {
-            return;
+        if !waits && fencing.damage.is_none() && self.words.is_empty() {
+            out.extend(fencing.missing(self.rules.needed()).map(Output::Waiting));
         }
-        let needed = self.needed().min(fencing.config.members.len());
-        let fenced: Vec<&Inventory> = fencing.answers.values().flatten().collect();
-        let missing = fencing.config.members.iter().filter_map(|member| match fencing.answers.get(&member.id) {
-            Some(Ok(_)) => None,
-            Some(Err(why)) => Some(format!("{} ({why})", member.id)),
-            None => Some(format!("{} (no answer yet)", member.id)),
-        });
-        let missing = missing.collect::<Vec<_>>().join(", ");
-        let damaged = fenced.iter().filter(|inventory| !inventory.witness);
-        let damaged: Vec<String> =
-            damaged.map(|inventory| format!("{} ({})", inventory.member, inventory.damage.join("; "))).collect();
-        let why = if fenced.len() < needed {
-            Waiting::Members { fenced: fenced.len() as u8, needed: needed as u8, missing }
-        } else if damaged.is_empty() {
-            return;
-        } else {
-            let witnesses = (fenced.len() - damaged.len()) as u8;
-            Waiting::Witnesses { witnesses, needed: needed as u8, damaged: damaged.join(", "), missing }
-        };
-        out.push(Output::Waiting(why));
-    }
-
-    /// Members that must be fenced.
-    fn needed(&self) -> usize {
-        usize::from(self.rules.min_in_sync.max(1))
     }
 
     fn wait(&mut self, now: Time, why: Waiting, out: &mut Vec<Output>) {

@@ -10,6 +10,8 @@ use crate::ids::{Epoch, Lsn, MemberId, SegmentId};
 use crate::recovery::{Damage, Reference};
 use crate::rpc::{CopyReport, CopyState, Inventory};
 
+use super::messages::Waiting;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fencing {
     pub(super) config: Configuration,
@@ -60,6 +62,55 @@ impl fmt::Display for Absence {
 }
 
 impl Fencing {
+    /// Nothing is known yet. Members that fail are asked again at `retry_at`.
+    pub(super) fn start(config: Configuration, now: Time, retry_at: Time) -> Fencing {
+        Fencing {
+            config,
+            since: now,
+            retry_at,
+            answers: BTreeMap::new(),
+            from_disk: BTreeMap::new(),
+            damage: None,
+            surveying: false,
+            comparing: false,
+            look_at: now,
+            others: Vec::new(),
+        }
+    }
+
+    /// Members that have failed. Where the log is damaged, all that have answered: an administrator may have restored what one of
+    /// them has lost.
+    pub(super) fn to_ask_again(&self) -> impl Iterator<Item = &MemberRef> {
+        self.config.members.iter().filter(|member| match self.answers.get(&member.id) {
+            Some(Ok(_)) => self.damage.is_some(),
+            Some(Err(_)) => true,
+            None => false,
+        })
+    }
+
+    /// Whom the promotion waits for; `None` if enough members have answered and none is damaged.
+    pub(super) fn missing(&self, needed: usize) -> Option<Waiting> {
+        let needed = needed.min(self.config.members.len());
+        let fenced: Vec<&Inventory> = self.answers.values().flatten().collect();
+        let missing = self.config.members.iter().filter_map(|member| match self.answers.get(&member.id) {
+            Some(Ok(_)) => None,
+            Some(Err(why)) => Some(format!("{} ({why})", member.id)),
+            None => Some(format!("{} (no answer yet)", member.id)),
+        });
+        let missing = missing.collect::<Vec<_>>().join(", ");
+        if fenced.len() < needed {
+            return Some(Waiting::Members { fenced: fenced.len() as u8, needed: needed as u8, missing });
+        }
+        let damaged = fenced.iter().filter(|inventory| !inventory.witness);
+        let damaged: Vec<String> =
+            damaged.map(|inventory| format!("{} ({})", inventory.member, inventory.damage.join("; "))).collect();
+        if damaged.is_empty() {
+            return None;
+        }
+        let witnesses = (fenced.len() - damaged.len()) as u8;
+        Some(Waiting::Witnesses { witnesses, needed: needed as u8, damaged: damaged.join(", "), missing })
+    }
+
     /// True when every member has reported what it holds, or has lost its memory.
     pub(super) fn nobody_is_missing(&self) -> bool {
         self.config.members.iter().all(|member| self.has_reported(member))

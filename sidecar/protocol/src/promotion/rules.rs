@@ -8,6 +8,12 @@ use std::str::FromStr;
 use crate::config::Configuration;
 use crate::ids::{Epoch, LogId, Lsn};
 
+/// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
+/// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it. A member that has
+/// given its word, or has come late with evidence, is waited for as long, and a candidate that reaches too few members for as long is
+/// cut off.
+const DISK_PATIENCE: u64 = 32;
+
 /// What the group wants of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
@@ -27,6 +33,18 @@ pub struct Rules {
     /// An administrator has ordered that this log be recovered from disks, even if more was acknowledged since it was last
     /// synced.
     pub recover_from_disk: Option<DiskRecovery>,
+}
+
+impl Rules {
+    /// Members that must be fenced.
+    pub(super) fn needed(&self) -> usize {
+        usize::from(self.min_in_sync.max(1))
+    }
+
+    /// [`DISK_PATIENCE`] in milliseconds.
+    pub(super) fn long_wait_ms(&self) -> u64 {
+        DISK_PATIENCE * self.fence_wait_ms
+    }
 }
 
 /// An administrator's explicit acceptance that a log may end early. Valid for that log only, for no end before the LSN, and
