@@ -2,6 +2,8 @@
 
 mod access;
 mod disk;
+mod primary;
+mod quarantine;
 mod reading;
 mod reports;
 
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::authority::{Authority, Files};
 use crate::daemon::Daemon;
+use primary::Primary;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tailwind_fabric::shm::{ShmReader, ShmSender};
@@ -41,23 +44,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const LOOKS_AGAIN: Duration = Duration::from_secs(120);
 const LOG: LogId = LogId(0xdb);
 
-/// A primary as far as one backup sees it.
-struct Primary {
-    client: BackupClient,
-    epoch: Epoch,
-    sender: Box<dyn Sender>,
-}
-
-/// A segment on its way.
-struct Open {
-    writer: SegmentWriter,
-    local: AppendBuffer,
-    shared: SharedBuffer,
-    remote: RemoteBuffer,
-    channel: Box<dyn Channel>,
-    sent: u32,
-}
-
 /// Each epoch has one claim here, its own number.
 fn fence(caller: Caller) -> FenceRequest {
     FenceRequest { claim: Claim(caller.epoch.0), earlier: Vec::new(), caller, won: Epoch(0), joined: None, after: None }
@@ -67,123 +53,6 @@ fn fence(caller: Caller) -> FenceRequest {
 fn token(daemon: &Daemon) -> Access {
     let options = TokenOptions { control_token: Some(daemon.token()) };
     Access::Token(options.load(&"db".parse().unwrap()).unwrap())
-}
-
-impl Primary {
-    fn new(daemon: &Daemon, fabric: FabricKind, epoch: u64) -> Primary {
-        let client = BackupClient::new(daemon.control(), &token(daemon), PeerRole::Backup);
-        let sender: Box<dyn Sender> = match fabric {
-            FabricKind::Shm => Box::<ShmSender>::default(),
-            FabricKind::Tcp => Box::<TcpSender>::default(),
-            other => unreachable!("{other} has tests elsewhere"),
-        };
-        Primary { client, epoch: Epoch(epoch), sender }
-    }
-
-    fn caller(&self) -> Caller {
-        Caller { group: "db".parse().unwrap(), log: LOG, epoch: self.epoch }
-    }
-
-    fn identity(&self, segment: u64) -> SegmentIdentity {
-        let generation = Generation(segment * 1000 + self.epoch.0);
-        SegmentIdentity { log: LOG, segment: SegmentId(segment), epoch: self.epoch, generation, size: SegmentSize::MIN }
-    }
-
-    async fn fence(&self) -> Inventory {
-        self.client.call(path::FENCE, &fence(self.caller()), TIMEOUT).await.unwrap()
-    }
-
-    async fn inventory(&self) -> Inventory {
-        self.client.call(path::INVENTORY, &Empty {}, TIMEOUT).await.unwrap()
-    }
-
-    async fn connect(&self) -> Result<Box<dyn Channel>, CallError> {
-        self.connect_with(false).await.map(|(channel, _)| channel)
-    }
-
-    async fn connect_with(&self, board: bool) -> Result<(Box<dyn Channel>, Option<Grant>), CallError> {
-        let opening = self.sender.begin().unwrap();
-        let request = ConnectRequest { caller: self.caller(), offer: opening.offer(), board };
-        let ConnectReply { answer, board, .. } =
-            self.client.call::<_, ConnectReply<ChannelAnswer, Grant>>(path::CONNECT, &request, TIMEOUT).await?;
-        Ok((opening.connect(&answer, self.client.peer_ip().unwrap()).unwrap(), board))
-    }
-
-    async fn lend(&self, segment: u64, durability: Durability) -> Result<Grant, CallError> {
-        self.lend_with_board(segment, durability).await.map(|(grant, _)| grant)
-    }
-
-    async fn lend_with_board(&self, segment: u64, durability: Durability) -> Result<(Grant, Option<Grant>), CallError> {
-        let identity = self.identity(segment);
-        let request = OpenRequest { caller: self.caller(), identity, purpose: Purpose::Append, durability };
-        let OpenReply { grant, board } = self.client.call(path::OPEN, &request, TIMEOUT).await?;
-        Ok((grant, board))
-    }
-
-    async fn open(&self, segment: u64, first: u64, durability: Durability) -> Open {
-        let channel = self.connect().await.unwrap();
-        let grant = self.lend(segment, durability).await.unwrap();
-        let remote = self.sender.attach(&grant).unwrap();
-        let (mut local, shared) = self.sender.allocate(SegmentSize::MIN.bytes()).unwrap();
-        let (writer, written) = SegmentWriter::open(self.identity(segment), Lsn(first), local.tail_mut());
-        local.publish(written);
-        Open { writer, local, shared, remote, channel, sent: 0 }
-    }
-
-    async fn close(&self, open: &Open) {
-        let request =
-            CloseRequest { caller: self.caller(), identity: *open.writer.identity(), closure: open.writer.closure() };
-        let Empty {} = self.client.call(path::CLOSE, &request, TIMEOUT).await.unwrap();
-    }
-
-    async fn write_closed(&self, segment: u64, first: u64) -> (SegmentIdentity, Closure) {
-        let mut open = self.open(segment, first, Durability::Memory).await;
-        open.append(10);
-        self.close(&open).await;
-        (*open.writer.identity(), open.writer.closure())
-    }
-
-    async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Vec<u8>, CallError> {
-        self.fetch_with(identity, closure, true).await
-    }
-
-    async fn fetch_with(&self, identity: SegmentIdentity, closure: Closure, check: bool) -> Result<Vec<u8>, CallError> {
-        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure, check };
-        let mut bytes = Vec::new();
-        self.client.fetch(&request, TIMEOUT, |piece| bytes.extend_from_slice(piece)).await?;
-        Ok(bytes)
-    }
-
-    async fn flush(&self, open: &Open) {
-        let request =
-            FlushRequest { caller: self.caller(), identity: *open.writer.identity(), end: open.writer.closure().end };
-        let FlushReply { end } = self.client.call(path::FLUSH, &request, TIMEOUT).await.unwrap();
-        assert_eq!(end, request.end);
-    }
-}
-
-impl Open {
-    /// Appends records and waits until the backup has them.
-    fn append(&mut self, records: usize) {
-        for record in 0..records {
-            let payload = format!("record {record}");
-            let written = self.writer.append(self.local.tail_mut(), [payload.as_bytes()].into_iter());
-            self.local.publish(written);
-        }
-        self.post().unwrap();
-    }
-
-    fn post(&mut self) -> Result<(), ChannelError> {
-        let end = self.shared.len();
-        self.channel.post(&self.remote, &self.shared, self.sent..end)?;
-        self.sent = end;
-        let deadline = Instant::now() + TIMEOUT;
-        while self.channel.poll()? == 0 {
-            assert!(Instant::now() < deadline, "the write completes");
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
 }
 
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
@@ -382,72 +251,6 @@ async fn until_metric(daemon: &Daemon, name: &str, value: u64) {
         assert!(Instant::now() < deadline, "{name} {value}, not {:?}", metric_if_known(daemon, name));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-async fn until_quarantined(daemon: &Daemon, count: u64) {
-    until_metric(daemon, "tailwind_backup_quarantined", count).await;
-}
-
-#[tokio::test]
-async fn quarantined_files_are_counted_listed_and_released() {
-    let mut daemon = Daemon::started(&[]);
-    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
-    primary.fence().await;
-    until_quarantined(&daemon, 0).await;
-    for segment in [1, 2] {
-        primary.write_closed(segment, segment * 10).await;
-    }
-    // A copy that is dropped in the middle of its flush may go into quarantine twice, from memory and as a file.
-    until_metric(&daemon, "tailwind_backup_segments_on_disk", 2).await;
-    let primary = Primary::new(&daemon, FabricKind::Shm, 2);
-    let Inventory { copies, .. } = primary.fence().await;
-    let request = DropRequest { caller: primary.caller(), copies };
-    // A repetition moves nothing.
-    for _ in 0..2 {
-        let Empty {} = primary.client.call(path::DROP, &request, TIMEOUT).await.unwrap();
-    }
-    until_quarantined(&daemon, 2).await;
-    assert_ne!(metric_if_known(&daemon, "tailwind_backup_quarantined_bytes"), Some(0));
-    let status = get(&daemon, "/status");
-    assert!(status.contains("\"files\": 2"), "{status}");
-    let reported = read_report(&daemon);
-    assert_eq!((reported.epoch, reported.copies, reported.damaged, reported.quarantined), (2, 0, 0, Some(2)));
-
-    // An administrator lists and releases files while the backup runs.
-    let listed = quarantine(&daemon, &["list"]);
-    assert_eq!(listed.lines().count(), 2, "{listed}");
-    for line in listed.lines() {
-        let (name, what) = line.split_once("  ").unwrap();
-        assert!(status.contains(&format!("\"name\": \"{name}\"")), "{name} in {status}");
-        assert!(what.starts_with("sound ") && what.contains(", epoch 1, LSN "), "{what}");
-    }
-    let (first, _) = listed.split_once("  ").unwrap();
-    let refused = command(&daemon, &["release", first, "promise"]).output().unwrap();
-    let why = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && why.contains("`promise`"), "{why}");
-    assert_eq!(quarantine(&daemon, &["list"]), listed, "nothing was released");
-    assert!(quarantine(&daemon, &["release", first]).starts_with(&format!("released {first}, ")));
-    assert_eq!(quarantine(&daemon, &["list"]).lines().count(), 1);
-    quarantine(&daemon, &["release", "--all"]);
-    assert_eq!(quarantine(&daemon, &["list"]), "");
-    until_quarantined(&daemon, 0).await;
-    daemon.terminate(Signal::TERM);
-    daemon.start();
-    until_quarantined(&daemon, 0).await;
-}
-
-/// In the environment of the backup's container, which names the folder.
-fn command(daemon: &Daemon, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-sidecar"));
-    command.arg("quarantine").args(arguments).env("TAILWIND_FLUSH_DIR", daemon.flush_dir());
-    command
-}
-
-/// Standard output of a command that must succeed.
-fn quarantine(daemon: &Daemon, arguments: &[&str]) -> String {
-    let output = command(daemon, arguments).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 #[tokio::test]
