@@ -25,8 +25,9 @@ Whether this host will do, and then whether the program fits: tailwind-exec doct
 
 One of them runs Redis; each other one keeps its directory the same, and starts Redis when its sidecar becomes primary.
 
-Exit codes: that of the program, 128 + N if signal N ended it; 75 if the role was lost (start it again; the first process of a
-container follows the log again by itself); 1 if it could not start; 2 for wrong arguments.";
+Exit codes: that of the program, 128 + N if signal N ended it; 74 if it has ended with 0 and not all of its files are in the log;
+75 if the role was lost (start it again; the first process of a container follows the log again by itself); 1 if it could not
+start; 2 for wrong arguments.";
 
 /// Runs a program as it is, and replicates the files of one directory: each fsync returns only when every backup has what was
 /// written.
@@ -116,13 +117,13 @@ pub struct RunOptions {
     /// Most files, directories and links; a descriptor is held for each
     #[arg(long, env = "TAILWIND_FILES_MAX", value_name = "COUNT", default_value_t = FILES_MAX, value_parser = clap::value_parser!(u32).range(FILES))]
     pub files_max: u32,
-    /// Most bytes that one sync may have to compare; beyond it the file's syncs fail
+    /// Most bytes of a file that one sync may have to compare; beyond it the file's syncs fail
     #[arg(long, env = "TAILWIND_SCAN_MAX", value_name = "BYTES", default_value_t = 1 << 30)]
     pub scan_max: u64,
     /// Bytes of log at which it is trimmed, if they are more than twice those of the files
     #[arg(long, env = "TAILWIND_TRIM_AFTER", value_name = "BYTES", default_value_t = 64 << 20)]
     pub trim_after: u64,
-    /// Take the files that are in the directory into a log that is still empty
+    /// Take the files that are in the directory into a log that is still empty. Without it they are refused, not removed
     #[arg(long)]
     pub import: bool,
     /// Let syncs of files below this path, outside of --dir, go to the kernel: they are not replicated
@@ -132,7 +133,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "NAME")]
     pub remove_at_start: Vec<PathBuf>,
     /// Start although another process is PID 1 of the container. If tailwind-exec is killed then, processes of the program in
-    /// sessions of their own live on, and answer reads from their memory
+    /// sessions of their own live on, and answer reads from their memory; it does not start again before they have ended
     #[arg(long, env = "TAILWIND_WITHOUT_PID_1")]
     pub without_pid_1: bool,
     /// What the program gets when the role is lost

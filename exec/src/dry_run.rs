@@ -23,7 +23,7 @@ use crate::program::{Exit, Program, Signals};
 use crate::record::Record;
 use crate::supervisor::{Outside, Supervisor};
 use crate::tally::{Compared, Tally};
-use crate::trap::{Refusals, Refused};
+use crate::trap::Refused;
 use crate::volume::Bounds;
 
 /// Runs the program to its end and reports on standard error. The exit code is the program's.
@@ -48,8 +48,8 @@ pub fn run(options: &Options) -> Result<i32> {
     let [program, arguments @ ..] = &options.program[..] else { bail!("no program to run") };
     let mut command = Command::new(program);
     command.args(arguments);
-    let mut program = Program::start_with(command, signals, Refusals::Counted)
-        .with_context(|| format!("start {}", program.display()))?;
+    let mut program =
+        Program::start_counted(command, signals).with_context(|| format!("start {}", program.display()))?;
     info!("dry run: nothing is replicated");
     let began = Instant::now();
     let outside = Outside { allowed: options.outside.clone() };

@@ -2,94 +2,105 @@
 //!
 //! Claimed by `life` at the start; `doctor` and dry runs make the same checks.
 
-use std::ffi::{CStr, CString};
 use std::fs;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, StatxFlags, chmodat, flock, openat,
-    renameat_with, statat, statx, unlinkat,
-};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 
 use crate::directory::Directory;
-use crate::readiness::{self, Readiness};
+use crate::own_folder::{self, OwnFolder};
+use crate::readiness::Readiness;
 
-/// The folder beside the directory that says whose it is and how far `life` is, and holds what has no name yet.
-pub(crate) const OWN_FOLDER: &str = ".tailwind-exec";
+/// Names the directory that may be emptied.
+const MARK: &str = "directory";
 
 /// The directory, and the folder of ours beside it.
 pub(crate) struct Ground {
     pub(crate) directory: PathBuf,
-    stage: PathBuf,
-    /// Held as long as this process lives.
-    _lock: fs::File,
+    root: OwnedFd,
+    own: OwnFolder,
+    /// Held as long as this process lives, or one of the program.
+    pub(crate) lock: OwnedFd,
     /// The directory has files of which no log knows.
     pub(crate) foreign: bool,
 }
 
 impl Ground {
-    /// Makes sure that the directory is ours: locked, and with nothing in it that we may not remove.
+    /// Makes sure that the directory is locked, and has nothing in it that we may not remove. Nothing is removed yet.
     pub(crate) fn claim(directory: &Path, import: bool) -> Result<Ground> {
         fs::create_dir_all(directory).with_context(|| format!("make the directory {}", directory.display()))?;
         let directory = directory.canonicalize().with_context(|| format!("find {}", directory.display()))?;
         let parent = directory.parent().context("--dir is the root of the file system: give a folder of its own")?;
         check_mount(&directory, parent)?;
         check_file_system(&directory)?;
-        let own = parent.join(OWN_FOLDER);
-        fs::create_dir_all(&own).with_context(|| format!("make the folder {}", own.display()))?;
-        let lock = fs::File::create(own.join("lock")).context("open the lock")?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .with_context(|| format!("another tailwind-exec uses {}", directory.display()))?;
+        let own = OwnFolder::make(parent)?;
+        let lock = own.lock()?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = openat(CWD, &directory, flags, Mode::empty())
+            .with_context(|| format!("open the directory {}", directory.display()))?;
 
-        // The mark names the directory's inode: another directory of the same name is not ours.
-        let mark = own.join("directory");
-        let inode = fs::metadata(&directory)?.ino().to_string();
-        let ours = fs::read_to_string(&mark).is_ok_and(|text| text == inode);
-        let empty = fs::read_dir(&directory)?.next().is_none();
-        let foreign = !ours && !empty;
+        let mut ground = Ground { directory, root, own, lock, foreign: false };
+        // Another directory of the same name is not ours.
+        let is_marked =
+            ground.own.read(MARK).is_ok_and(|mark| ground.identity().is_ok_and(|identity| mark == identity));
+        ground.foreign = !is_marked && ground.has_files()?;
         ensure!(
-            !foreign || import,
+            !ground.foreign || import,
             "--dir {} has files, and nothing says that tailwind-exec has put them there: empty it; or, to take them into a \
              log that is still empty, give --import",
-            directory.display(),
+            ground.directory.display(),
         );
-        let stage = own.join("stage");
-        remove_contents(&stage).context("empty the stage")?;
-        fs::create_dir_all(&stage)?;
-        let ground = Ground { directory, stage, _lock: lock, foreign };
         // What an earlier process has left is not so any more.
         ground.tell(Readiness::Starts)?;
-        if !foreign {
+        if !is_marked && !ground.foreign {
             ground.mark()?;
         }
         Ok(ground)
     }
 
+    /// Whether there is anything in the directory.
+    pub(crate) fn has_files(&self) -> Result<bool> {
+        let is_empty = own_folder::is_empty(&self.root);
+        Ok(!is_empty.with_context(|| format!("list {}", self.directory.display()))?)
+    }
+
     /// From now on the directory is filled from the log, and may be emptied.
-    pub(crate) fn mark(&self) -> Result<()> {
-        let inode = fs::metadata(&self.directory)?.ino().to_string();
-        let mark = self.stage.with_file_name("directory");
-        fs::write(&mark, inode).with_context(|| format!("write {}", mark.display()))
+    pub(crate) fn mark(&mut self) -> Result<()> {
+        self.foreign = false;
+        self.own.write(MARK, &self.identity()?)
+    }
+
+    /// The directory has files that the log does not have: until the log has all of them, nobody may remove them.
+    pub(crate) fn unmark(&mut self) -> Result<()> {
+        self.foreign = true;
+        self.own.remove(MARK)
+    }
+
+    /// The inode, and when it was made: file systems give the number of a removed one away again.
+    fn identity(&self) -> Result<String> {
+        let found = statx(&self.root, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME)?;
+        Ok(format!("{} {}.{:09}", found.stx_ino, found.stx_btime.tv_sec, found.stx_btime.tv_nsec))
     }
 
     /// Leaves word for probes.
     pub(crate) fn tell(&self, readiness: Readiness) -> Result<()> {
-        readiness.write(self.stage.with_file_name(readiness::FILE))
+        readiness.write(&self.own)
     }
 
-    /// An empty directory and stage.
+    /// The directory as it is, and an empty stage.
     pub(crate) fn open(&self) -> Result<Directory> {
-        remove_contents(&self.stage).context("empty the stage")?;
-        if !self.foreign {
-            remove_contents(&self.directory).with_context(|| format!("empty {}", self.directory.display()))?;
+        let stage = self.own.empty_stage()?;
+        Ok(Directory::new(self.root.try_clone()?, stage)?)
+    }
+
+    /// Removes what an earlier process has left: the log has records, and the directory is filled from it.
+    pub(crate) fn make_room(&self) -> Result<()> {
+        if self.foreign {
+            return Ok(());
         }
-        let open = |path: &Path| -> io::Result<OwnedFd> { Ok(fs::File::open(path)?.into()) };
-        Ok(Directory::new(open(&self.directory)?, open(&self.stage)?)?)
+        own_folder::remove_contents(&self.root).with_context(|| format!("empty {}", self.directory.display()))
     }
 }
 
@@ -122,59 +133,4 @@ pub(crate) fn check_file_system(directory: &Path) -> Result<&'static str> {
         );
     };
     Ok(name)
-}
-
-/// Folders come up to the top, one after another, before they are emptied: so no path gets too long, however deep they were.
-fn remove_contents(directory: &Path) -> io::Result<()> {
-    let top = match fs::File::open(directory) {
-        Ok(top) => top,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    let mut moved = 0_u64;
-    loop {
-        // What comes up while this is listed may be missing from the list.
-        let entries = list(&top)?;
-        if entries.is_empty() {
-            return Ok(());
-        }
-        for entry in entries {
-            if !is_folder(&top, &entry)? {
-                unlinkat(&top, &entry, AtFlags::empty())?;
-                continue;
-            }
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let folder = openat(&top, &entry, flags, Mode::empty())?;
-            for inner in list(&folder)? {
-                if !is_folder(&folder, &inner)? {
-                    unlinkat(&folder, &inner, AtFlags::empty())?;
-                    continue;
-                }
-                loop {
-                    moved += 1;
-                    match renameat_with(&folder, &inner, &top, moved.to_string(), RenameFlags::NOREPLACE) {
-                        Err(Errno::EXIST) => {}
-                        renamed => break renamed?,
-                    }
-                }
-            }
-            unlinkat(&top, &entry, AtFlags::REMOVEDIR)?;
-        }
-    }
-}
-
-fn list(directory: impl AsFd) -> io::Result<Vec<CString>> {
-    let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
-    let is_inside = |name: &io::Result<CString>| !matches!(name, Ok(name) if [c".", c".."].contains(&name.as_c_str()));
-    names.filter(is_inside).collect()
-}
-
-/// A folder that a program has made read-only can be emptied and moved after this.
-fn is_folder(directory: impl AsFd, name: &CStr) -> io::Result<bool> {
-    let found = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    let is_folder = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-    if is_folder {
-        chmodat(&directory, name, Mode::RWXU, AtFlags::empty())?;
-    }
-    Ok(is_folder)
 }

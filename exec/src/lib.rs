@@ -17,6 +17,7 @@ pub mod lease;
 pub mod life;
 pub mod logging;
 mod no_log;
+mod own_folder;
 pub mod planted;
 pub mod program;
 pub mod ranges;

@@ -77,14 +77,14 @@ pub fn run(options: &Options) -> Result<i32> {
     }
     let mut signals = Signals::catch().context("catch signals")?;
     loop {
-        let ground = Ground::claim(&options.directory, options.import)?;
+        let mut ground = Ground::claim(&options.directory, options.import)?;
         let mut standby = Standby::new(&ground)?;
         let (client, turn) = match standby.follow(options, &ground, &signals)? {
             Some(turn) => turn,
             None => return Ok(0),
         };
         let appends = Appends::new(options.socket.clone(), client, turn.epoch, turn.next);
-        signals = match lead(options, &ground, standby, appends, &turn, signals)? {
+        signals = match lead(options, &mut ground, standby, appends, &turn, signals)? {
             Led::Ended(code) => return Ok(code),
             Led::Lost(signals) if matches!(place, Place::First) => signals,
             Led::Lost(_) => return Ok(LOST),
@@ -105,6 +105,8 @@ enum Led {
 struct Standby {
     image: Image,
     directory: Directory,
+    /// The log has a record, so that the directory has nothing but what the log has.
+    begun: bool,
     /// Where the follow continues.
     next: Lsn,
     history: History,
@@ -134,6 +136,7 @@ impl Standby {
         Ok(Standby {
             image: Image::default(),
             directory: ground.open()?,
+            begun: false,
             next: Lsn(0),
             history: History::UNKNOWN,
             logged: 0,
@@ -180,6 +183,9 @@ impl Standby {
             };
             match event {
                 Some(FollowEvent::Record(lsn, bytes)) => {
+                    if !std::mem::replace(&mut self.begun, true) {
+                        ground.make_room()?;
+                    }
                     fold(&mut self.image, &mut self.directory, bytes, ground)
                         .with_context(|| format!("record {lsn} of the log"))?;
                     self.logged = if Record::is_state(bytes) { 0 } else { self.logged + bytes.len() as u64 };
@@ -320,7 +326,7 @@ impl Progress {
 /// The turn: what the log has is on disk, and this side alone appends.
 fn lead(
     options: &Options,
-    ground: &Ground,
+    ground: &mut Ground,
     standby: Standby,
     mut appends: Appends,
     turn: &Turn,
@@ -329,7 +335,16 @@ fn lead(
     let began = Instant::now();
     ground.tell(Readiness::Starts)?;
     let lease = options.lease.map(|length| begin_lease(options, turn.epoch, length)).transpose()?;
-    let Standby { mut image, mut directory, logged, .. } = standby;
+    let Standby { mut image, mut directory, begun, logged, .. } = standby;
+    if !begun && !ground.foreign && ground.has_files()? {
+        ensure!(
+            options.import,
+            "the log is empty, and --dir {} has files of an earlier log, maybe the last copy of them: to take them into this \
+             log, give --import; or empty it",
+            ground.directory.display(),
+        );
+        ground.unmark()?;
+    }
     ensure!(
         image.begun() || turn.next == Lsn(1),
         "the log has records, and none that a directory can begin with: it belongs to another program",
@@ -345,16 +360,12 @@ fn lead(
     for name in &options.remove_at_start {
         remove_at_start(&ground.directory, name)?;
     }
-    let mut records = vec![begin.encode()];
-    let taken = if ground.foreign {
-        volume.import().and_then(|()| volume.capture_all(&mut records))
-    } else {
-        volume.capture_names(&mut records)
+    let sent = appends.send(&[begin.encode()]).and_then(|()| take_directory(ground, &mut volume, &mut appends));
+    let taken = match sent {
+        Ok(Err(Refusal::Lost(why) | Refusal::Full(why))) => bail!("the directory cannot be taken into the log: {why}"),
+        sent => sent.map(drop),
     };
-    if let Err(Refusal::Lost(why) | Refusal::Full(why)) = taken {
-        bail!("the directory cannot be taken into the log: {why}");
-    }
-    match appends.send(&records).and_then(|()| appends.wait(&signals)) {
+    match taken.and_then(|()| appends.wait(&signals)) {
         Ok(true) => {}
         Ok(false) => return Ok(Led::Ended(0)),
         Err(loss) => {
@@ -381,7 +392,8 @@ fn lead(
             return Ok(Led::Lost(signals));
         }
     }
-    let mut program = Program::start(command, signals).with_context(|| format!("start {}", program.display()))?;
+    let mut program =
+        Program::start_under(command, signals, &ground.lock).with_context(|| format!("start {}", program.display()))?;
     ground.tell(Readiness::Runs)?;
     info!(ms = began.elapsed().as_millis() as u64, "this sidecar is primary: the program runs");
     let outside = Outside { allowed: options.outside.clone() };
@@ -411,6 +423,20 @@ fn lead(
         _ if asked_to_end || cut_off => Led::Ended(LOST),
         _ => Led::Lost(signals),
     })
+}
+
+/// Takes what the directory has and the log does not. Files of others come with their names once all their bytes are taken: until
+/// then they are tried again, and nobody removes them.
+fn take_directory(ground: &Ground, volume: &mut Volume, appends: &mut Appends) -> Result<Result<(), Refusal>, Loss> {
+    let mut taken = Ok(());
+    if ground.foreign {
+        taken = volume.import();
+        taken = taken.and(volume.capture_files(|records| appends.send(records))?);
+    }
+    let mut records = Vec::new();
+    let taken = taken.and_then(|()| volume.capture_names(&mut records));
+    appends.send(&records)?;
+    Ok(taken)
 }
 
 /// From now on the program may be killed at any time.

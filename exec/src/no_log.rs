@@ -36,15 +36,14 @@ pub(crate) fn follow<F: FnMut(&[u8])>(directory: &Path, bounds: Bounds, take: F)
     let left = Directory::new(open()?, open()?)?.finish(&image)?;
     let bounds = Bounds { record: RECORD_MAX, ..bounds };
     let mut volume = Volume::new(bounds, image, left).context("watch the directory")?;
-    let mut records = vec![begin.encode()];
-    if let Err(Refusal::Lost(why) | Refusal::Full(why)) =
-        volume.import().and_then(|()| volume.capture_all(&mut records))
-    {
-        bail!("the files of {} cannot be followed: {why}", directory.display());
-    }
     let silent = eventfd(0, EventfdFlags::CLOEXEC)?;
     let mut log = NoLog { take, sent: Lsn(0), silent };
-    log.send(&records)?;
+    log.send(&[begin.encode()])?;
+    let imported = volume.import();
+    let captured = volume.capture_all(|records| log.send(records))?;
+    if let Err(Refusal::Lost(why) | Refusal::Full(why)) = imported.and(captured) {
+        bail!("the files of {} cannot be followed: {why}", directory.display());
+    }
     Ok((volume, log))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
@@ -118,14 +118,25 @@ pub(crate) fn ask_for_the_end(signals: &[Signal]) -> bool {
 impl Program {
     /// Starts it.
     pub fn start(command: Command, signals: Signals) -> io::Result<Program> {
-        Program::start_with(command, signals, Refusals::Unseen)
+        Program::start_with(command, signals, Settings::default())
     }
 
-    /// Starts it, and counts what it is refused if that is wanted.
-    pub fn start_with(command: Command, signals: Signals, refusals: Refusals) -> io::Result<Program> {
+    /// Starts it with a lock that it inherits: if this process is killed, the lock is held until the last process of the program
+    /// has ended, too.
+    pub fn start_under(command: Command, signals: Signals, lock: &OwnedFd) -> io::Result<Program> {
+        Program::start_with(command, signals, Settings { inherited: Some(lock.as_raw_fd()), ..Settings::default() })
+    }
+
+    /// Starts it, and counts what it is refused.
+    pub fn start_counted(command: Command, signals: Signals) -> io::Result<Program> {
+        Program::start_with(command, signals, Settings { refusals: Refusals::Counted, ..Settings::default() })
+    }
+
+    fn start_with(command: Command, signals: Signals, settings: Settings) -> io::Result<Program> {
         // Orphans come to this process, so that none is left when the program has to end.
         set_child_subreaper(Some(rustix::process::getpid()))?;
-        let (child, listener) = trap::spawn_with(command, Settings { refusals, descriptors: descriptors::before() })?;
+        let settings = Settings { descriptors: descriptors::before(), ..settings };
+        let (child, listener) = trap::spawn_with(command, settings)?;
         let pid = Pid::from_child(&child);
         Ok(Program { child, pid, listener, signals, asked_to_end: false })
     }

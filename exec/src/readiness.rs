@@ -3,17 +3,16 @@
 //! `life` leaves word in the folder beside the directory.
 
 use std::ffi::OsString;
-use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::ground::OWN_FOLDER;
+use crate::own_folder::OwnFolder;
 
 /// The file's name.
-pub(crate) const FILE: &str = "readiness";
+const FILE: &str = "readiness";
 
 /// How far `life` is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,15 +36,15 @@ impl Readiness {
         }
     }
 
-    pub(crate) fn write(self, path: PathBuf) -> Result<()> {
-        fs::write(&path, self.word()).with_context(|| format!("write {}", path.display()))
+    pub(crate) fn write(self, own: &OwnFolder) -> Result<()> {
+        own.write(FILE, self.word())
     }
 
     fn read(directory: &Path) -> Result<Readiness> {
         let parent = directory.canonicalize().ok().and_then(|directory| directory.parent().map(Path::to_owned));
-        let path = parent.with_context(|| format!("no {}", directory.display()))?.join(OWN_FOLDER).join(FILE);
-        let word =
-            fs::read_to_string(&path).with_context(|| format!("no tailwind-exec for {}", directory.display()))?;
+        let parent = parent.with_context(|| format!("no {}", directory.display()))?;
+        let word = OwnFolder::open(&parent).and_then(|own| own.read(FILE));
+        let word = word.with_context(|| format!("no tailwind-exec for {}", directory.display()))?;
         // It is being written.
         Ok(Readiness::ALL.into_iter().find(|readiness| readiness.word() == word).unwrap_or(Readiness::Starts))
     }

@@ -27,6 +27,8 @@ use crate::volume::{Mapped, Refusal, Target, Volume};
 const SPIN: Duration = Duration::from_micros(50);
 /// How often the loop looks for the program's end when nothing tells of it.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Exit code of a program that has ended with 0, and of whose files not all are in the log (`EX_IOERR`).
+pub const INCOMPLETE: i32 = 74;
 /// Stopped calls that are taken before any is answered: threads of a program, at most.
 const CALLS_MAX: usize = 4096;
 
@@ -249,13 +251,18 @@ impl<'a, L: Log> Supervisor<'a, L> {
         let (mut left, mut sent) = (Vec::new(), false);
         for (wants, syncs) in wanted {
             let ids: Vec<u64> = syncs.iter().map(|stopped| stopped.id).collect();
-            let (mut records, began) = (Vec::new(), Instant::now());
+            let (mut records, mut size_before, began) = (Vec::new(), 0, Instant::now());
             let result = match &wants {
                 Wanted::Files(numbers) => numbers.iter().try_fold(true, |are_here, number| {
                     self.volume.capture_file(*number, &mut records).map(|is_here| are_here && is_here)
                 }),
                 Wanted::Names => self.volume.capture_names(&mut records).map(|()| true),
-                Wanted::All => self.volume.capture_all(&mut records).map(|()| true),
+                Wanted::All => {
+                    let appended = self.capture_all()?;
+                    size_before = appended.size;
+                    sent |= appended.size > 0;
+                    appended.result.map(|()| true)
+                }
                 Wanted::Kernel => {
                     self.answer_all(&ids, Answer::Go)?;
                     continue;
@@ -287,9 +294,21 @@ impl<'a, L: Log> Supervisor<'a, L> {
                 }
                 Err(refusal) => self.refuse(&ids, &refusal)?,
             }
-            self.renew(size(&records))?;
+            self.renew(size_before + size(&records))?;
         }
         Ok(left)
+    }
+
+    /// Takes the whole volume, and hands it to the log.
+    fn capture_all(&mut self) -> Result<Appended, Loss> {
+        let Supervisor { volume, log, generation, .. } = self;
+        let mut size_sent = 0;
+        let result = volume.capture_all(|records| {
+            size_sent += size(records);
+            log.send(records)
+        })?;
+        generation.logged += size_sent;
+        Ok(Appended { result, size: size_sent })
     }
 
     fn wants(&mut self, stopped: &Stopped) -> Result<Wanted, Refusal> {
@@ -300,7 +319,10 @@ impl<'a, L: Log> Supervisor<'a, L> {
                 self.wanted_of(mapped)
             }
             Call::Sync(descriptor) => match self.volume.target(thread, descriptor)? {
-                Target::File(number) => Wanted::Files(BTreeSet::from([number])),
+                Target::File(number) => {
+                    self.volume.uses(thread, descriptor, number);
+                    Wanted::Files(BTreeSet::from([number]))
+                }
                 Target::Names => Wanted::Names,
                 Target::Kernel => Wanted::Kernel,
                 Target::Outside(path) => self.outside(path),
@@ -479,18 +501,24 @@ impl<'a, L: Log> Supervisor<'a, L> {
 
     fn end(&mut self, exit: Exit) -> Result<Exit, Loss> {
         if exit == Exit::Code(0) {
-            let mut records = Vec::new();
-            let result = self.volume.capture_all(&mut records);
-            self.log.send(&records)?;
+            let Appended { result, .. } = self.capture_all()?;
             if !self.log.wait(self.program.own_signals())? {
                 return Err(Loss::Unfinished);
             }
             if let Err(Refusal::Lost(why) | Refusal::Full(why)) = result {
                 warn!(%why, "the program has ended in order, and not all that it wrote is in the log");
+                return Ok(Exit::Code(INCOMPLETE));
             }
         }
         Ok(exit)
     }
+}
+
+/// What has become of a capture of the whole volume.
+struct Appended {
+    result: Result<(), Refusal>,
+    /// Bytes of the records that went to the log.
+    size: u64,
 }
 
 fn size(records: &[Vec<u8>]) -> u64 {

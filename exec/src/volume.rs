@@ -330,6 +330,7 @@ impl Volume {
                     let is_shared = before.is_none_or(|info| info.writable) && !proc::is_alone(thread);
                     let shared = is_shared.then(|| before.map_or(0, |info| info.position));
                     self.settle()?;
+                    self.uses(thread, descriptor, number);
                     self.advance(number)?;
                     if let Some(file) = self.files.get_mut(&number) {
                         file.writers.step_back(thread, target.unwrap_or(0), shared);

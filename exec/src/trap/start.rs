@@ -9,7 +9,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
@@ -76,6 +76,8 @@ pub struct Settings {
     pub refusals: Refusals,
     /// The program's limit of descriptors, if it is not that of this process.
     pub descriptors: Option<Rlimit>,
+    /// A descriptor of this process that the program inherits. It stays open until the program has started.
+    pub inherited: Option<RawFd>,
 }
 
 /// [`spawn_with`] the default settings.
@@ -84,7 +86,8 @@ pub fn spawn(command: Command) -> io::Result<(Child, Listener)> {
 }
 
 /// Starts a program under the filter, with `no_new_privs`. It gets SIGKILL when the thread that called this ends, and inherits
-/// no descriptors but 0, 1, 2 and one of the listener, so that its calls wait when the supervisor is gone.
+/// no descriptors but 0, 1, 2, the one that the settings name, and one of the listener, so that its calls wait when the supervisor
+/// is gone.
 ///
 /// The filter also covers what the program executes, and all its descendants, and cannot be removed.
 pub fn spawn_with(mut command: Command, settings: Settings) -> io::Result<(Child, Listener)> {
@@ -93,7 +96,7 @@ pub fn spawn_with(mut command: Command, settings: Settings) -> io::Result<(Child
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     let (filter, parent) = (filter::assemble_with(settings.refusals), getpid());
     let prepare = move || {
-        become_trapped(&filter, settings.descriptors, parent, theirs.as_fd()).map_err(|(step, errno)| {
+        become_trapped(&filter, settings, parent, theirs.as_fd()).map_err(|(step, errno)| {
             // If it cannot be told which step it was, the error stays.
             let _ = sendmsg(&theirs, &[IoSlice::new(&[step as u8])], &mut Default::default(), SendFlags::NOSIGNAL);
             errno.into()
@@ -122,7 +125,7 @@ pub fn spawn_with(mut command: Command, settings: Settings) -> io::Result<(Child
 /// The child's part.
 fn become_trapped(
     filter: &[sock_filter],
-    descriptors: Option<Rlimit>,
+    settings: Settings,
     parent: Pid,
     socket: BorrowedFd<'_>,
 ) -> Result<(), (Step, Errno)> {
@@ -132,8 +135,8 @@ fn become_trapped(
         // It died before it would have been noticed.
         return Err((Step::DieWithParent, Errno::SRCH));
     }
-    keep_descriptors().map_err(at(Step::CloseDescriptors))?;
-    if let Some(limit) = descriptors {
+    keep_descriptors(settings.inherited).map_err(at(Step::CloseDescriptors))?;
+    if let Some(limit) = settings.descriptors {
         setrlimit(Resource::Nofile, limit).map_err(at(Step::LimitDescriptors))?;
     }
     set_no_new_privs(true).map_err(at(Step::NoNewPrivileges))?;
@@ -148,11 +151,16 @@ fn become_trapped(
     Ok(())
 }
 
-/// Has all descriptors but the first three closed when the program begins.
-fn keep_descriptors() -> Result<(), Errno> {
+/// Has all descriptors but the first three, and this one, closed when the program begins.
+fn keep_descriptors(inherited: Option<RawFd>) -> Result<(), Errno> {
     // SAFETY: closes nothing yet, and takes no pointers.
     let result = unsafe { libc::syscall(SYS_close_range, 3, u32::MAX, CLOSE_RANGE_CLOEXEC) };
-    if result < 0 { Err(last_error()) } else { Ok(()) }
+    if result < 0 {
+        return Err(last_error());
+    }
+    // SAFETY: the settings promise that it is open; and if it is not, this fails.
+    let inherited = inherited.map(|descriptor| unsafe { BorrowedFd::borrow_raw(descriptor) });
+    inherited.map_or(Ok(()), |descriptor| fcntl_setfd(descriptor, FdFlags::empty()))
 }
 
 /// Puts this thread, the only one of its process, under the filter. What comes back is closed on exec.

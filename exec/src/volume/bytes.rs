@@ -10,6 +10,7 @@ use tracing::warn;
 use super::files::{Effect, File};
 use super::{Refusal, Volume, proc};
 use crate::blocks::BLOCK;
+use crate::call::{Descriptor, Thread};
 use crate::compare::{Changed, Compared, Plan};
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
@@ -57,8 +58,8 @@ impl Volume {
     /// One walk for all files whose writers have to be looked for.
     fn find_writers(&mut self) -> Result<(), Refusal> {
         let began = Instant::now();
-        let writers = match proc::writers(self.device) {
-            Ok(writers) => writers,
+        let proc::Found { writers, complete } = match proc::writers(self.device) {
+            Ok(found) => found,
             Err(hidden) => return Err(self.lose(hidden.to_string())),
         };
         let mut found: HashMap<u64, Vec<proc::Writer>> = HashMap::new();
@@ -68,6 +69,9 @@ impl Volume {
         let is_due = |file: &&mut File| file.writers.must_look() || file.writers.has_opened(began);
         for File { inode, doubts, writers, .. } in self.files.values_mut().filter(is_due) {
             writers.found(doubts, found.remove(inode).into_iter().flatten(), began);
+            if !complete {
+                writers.look();
+            }
         }
         Ok(())
     }
@@ -82,6 +86,17 @@ impl Volume {
     pub(super) fn capture_settled(&mut self, number: Number, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
         self.advance(number)?;
         self.compare(number, records)
+    }
+
+    /// A thread syncs a file by this descriptor, or moves its position back. If it writes to it and nobody has seen it come, it was
+    /// opened under a name elsewhere, or was on its way from one process to another.
+    pub fn uses(&mut self, thread: Thread, descriptor: Descriptor, number: Number) {
+        let Some(file) = self.files.get(&number) else { return };
+        if !file.writers.watches(thread, descriptor)
+            && self.infos.get(thread.0, descriptor.0).is_none_or(|info| info.writable)
+        {
+            self.with(number, File::suspect);
+        }
     }
 
     /// Threads that have ended make no more calls.
@@ -118,8 +133,11 @@ impl Volume {
         }
         let compared = self.compare_ranges(number, &mut doubts, u64::MAX, records);
         if has_others {
-            // Once that name has gone, too: it may be open still.
-            self.with(number, File::suspect);
+            // Once that name has gone, too: it may be open still, and be opened again by that descriptor.
+            self.with(number, |file| {
+                file.ragged = true;
+                file.suspect();
+            });
         }
         self.with(number, |file| match compared {
             Ok(()) => file.synced = true,

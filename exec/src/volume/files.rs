@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::proc;
 use super::tree::At;
 use crate::blocks::Blocks;
-use crate::call::Thread;
+use crate::call::{Descriptor, Thread};
 use crate::planted::{self, Bug};
 use crate::ranges::Ranges;
 use crate::record::Number;
@@ -126,6 +126,13 @@ impl Writers {
     /// Whether each opening has come to its end by now, and this has not been looked at.
     pub(crate) fn has_opened(&self, now: Instant) -> bool {
         self.opened.is_some_and(|opened| now.saturating_duration_since(opened) >= OPENING_TIME)
+    }
+
+    /// Whether a thread's descriptor is watched.
+    pub(crate) fn watches(&self, thread: Thread, descriptor: Descriptor) -> bool {
+        let same = self.list.iter().filter(|watched| watched.writer.descriptor == descriptor.0);
+        same.map(|watched| watched.writer.process)
+            .any(|process| process == thread.0 || proc::is_thread_of(thread, process))
     }
 
     /// Takes the descriptors of this file that a look has found which began at `began`. Each description was watched before, and

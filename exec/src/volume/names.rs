@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode as Bits, OFlags};
@@ -26,6 +27,12 @@ const SETTLE_TIME: Duration = Duration::from_secs(30);
 
 /// Looks between two reads of the queue, which holds some thousand events: a few microseconds each.
 const LOOKS_AT_ONCE: usize = 256;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Inside,
+    Outside,
+}
 
 impl Volume {
     /// Follows the queue of events until the names are all known, and those of one moment. An event that was taken does not come
@@ -142,8 +149,10 @@ impl Volume {
             return Ok(false);
         }
         let due: Vec<Number> = self.tree.floating(RENAME_TIME).collect();
+        let mut lost = false;
         for number in due {
-            if self.is_here(number) {
+            let place = self.place(number);
+            if place == Some(Place::Inside) {
                 // The thread between the two has to wait for a processor.
                 continue;
             }
@@ -151,19 +160,30 @@ impl Volume {
                 return Err(self.lose(format!("directory {number} was moved out of the volume")));
             }
             self.tree.leaves(number);
+            lost |= place.is_none();
         }
-        Ok(self.tree.is_floating())
+        if lost {
+            // It was moved before its event came: wherever it is in the volume, it is found there.
+            self.list_all()?;
+        }
+        Ok(lost || self.tree.is_floating())
     }
 
-    /// Whether it has a name in the volume, or may have one.
-    fn is_here(&self, number: Number) -> bool {
+    /// Where a name of it is. `None` if what it is held by had another name, which is gone.
+    fn place(&self, number: Number) -> Option<Place> {
         let file = self.files.get(&number).map(|file| &file.reader);
         let other = self.known.get(&number).and_then(|known| known.hold.as_ref());
-        let Some(held) = file.or(self.directories.get(&number)).or(other).map(AsFd::as_fd) else { return false };
+        let Some(held) = file.or(self.directories.get(&number)).or(other).map(AsFd::as_fd) else {
+            return Some(Place::Outside);
+        };
         let is_named = proc::identity("", held, AtFlags::EMPTY_PATH).is_ok_and(|identity| identity.links > 0);
-        let is_inside =
-            || self.root_path().zip(proc::own_path(held)).is_some_and(|(root, path)| path.starts_with(root));
-        is_named && is_inside()
+        let (Some(root), Some(path), true) = (self.root_path(), proc::own_path(held), is_named) else {
+            return Some(Place::Outside);
+        };
+        if path.as_os_str().as_bytes().ends_with(proc::DELETED) {
+            return None;
+        }
+        Some(if path.starts_with(root) { Place::Inside } else { Place::Outside })
     }
 
     /// Lists the whole directory again, and takes nothing for granted.
@@ -296,7 +316,9 @@ impl Volume {
                     }
                 };
                 let mapped = self.mapped_elsewhere.has(identity.inode);
-                self.files.insert(number, File { mapped, ..file });
+                // Its first name may be elsewhere, and events of descriptors that come by it.
+                let ragged = self.links.may_be_elsewhere(self.effects.links());
+                self.files.insert(number, File { mapped, ragged, ..file });
                 self.effects.come(identity.inode, number);
                 self.opened(number);
                 hold = None;

@@ -11,15 +11,35 @@ use crate::planted::{self, Bug};
 use crate::record::{CHANGE_MAX, Change, Kind, Mode, Name, Number, Record};
 
 impl Volume {
-    /// Takes all that the log does not have, of every file that was ever synced or has been written to, and all names.
-    pub fn capture_all(&mut self, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        self.settle()?;
+    /// Takes all that the log does not have: of every file, and all names. What can be followed is taken even if something else
+    /// cannot: the first refusal comes back.
+    pub fn capture_all<E>(
+        &mut self,
+        mut send: impl FnMut(&[Vec<u8>]) -> Result<(), E>,
+    ) -> Result<Result<(), Refusal>, E> {
+        let files = self.capture_files(&mut send)?;
+        let mut records = Vec::new();
+        let names = self.capture_names(&mut records);
+        send(&records)?;
+        Ok(files.and(names))
+    }
+
+    /// Takes the bytes of every file. `send` gets the records of each before the next one is read: together they may be more than
+    /// fits into memory.
+    pub fn capture_files<E>(
+        &mut self,
+        mut send: impl FnMut(&[Vec<u8>]) -> Result<(), E>,
+    ) -> Result<Result<(), Refusal>, E> {
+        let mut result = self.settle();
         let mut numbers: Vec<Number> = self.files.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
-            self.capture_settled(number, records)?;
+            let mut records = Vec::new();
+            let captured = self.capture_settled(number, &mut records);
+            send(&records)?;
+            result = result.and(captured);
         }
-        self.capture_names(records)
+        Ok(result)
     }
 
     /// Takes a file, and all names if its own are not in the log. False if it has just lost its name: what its descriptor leads to

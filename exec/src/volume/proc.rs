@@ -234,6 +234,11 @@ pub(crate) fn is_alone(thread: Thread) -> bool {
         && stat(thread.0).is_ok_and(|stat| stat.is_some_and(|stat| stat.threads == 1))
 }
 
+/// Whether a thread is one of a process.
+pub(crate) fn is_thread_of(thread: Thread, process: u32) -> bool {
+    fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false)
+}
+
 /// Tries to read a list of processes in which no parent is missing.
 const TRIES: usize = 8;
 
@@ -293,21 +298,28 @@ const END_PAUSE: Duration = Duration::from_micros(100);
 /// Walks through processes that the ones before have not met.
 const WALKS: usize = 8;
 
-/// All descriptors of the program that may write to a regular file of a device.
+/// Descriptors of the program that may write to a regular file of a device.
+pub(crate) struct Found {
+    pub(crate) writers: Vec<Writer>,
+    /// No process has come that was not looked at.
+    pub(crate) complete: bool,
+}
+
+/// Looks for all of them.
 ///
 /// A process that is forked during the walk may have the only number of a description by then, since its parent may have closed
 /// its own before its turn came. So it is followed by others, until one meets nobody new.
-pub(crate) fn writers(device: u64) -> Result<Vec<Writer>, Hidden> {
-    let (mut found, mut known) = (Vec::new(), HashSet::new());
+pub(crate) fn writers(device: u64) -> Result<Found, Hidden> {
+    let (mut writers, mut known) = (Vec::new(), HashSet::new());
     for _ in 0..WALKS {
         let mut processes = descendants().map_err(|source| Hidden { process: std::process::id(), source })?;
         processes.retain(|process| known.insert(*process));
         if processes.is_empty() {
-            break;
+            return Ok(Found { writers, complete: true });
         }
-        find_writers(&processes, device, &mut found)?;
+        find_writers(&processes, device, &mut writers)?;
     }
-    Ok(found)
+    Ok(Found { writers, complete: false })
 }
 
 fn find_writers(processes: &[u32], device: u64, found: &mut Vec<Writer>) -> Result<(), Hidden> {

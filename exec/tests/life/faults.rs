@@ -45,3 +45,15 @@ fn names_of_too_many_files_are_never_confirmed() {
 fn a_directory_that_has_left_is_never_confirmed() {
     is_never_confirmed(r#"os.rename("volume/folder", "elsewhere")"#);
 }
+
+/// The first file needs a larger `--scan-max`.
+#[test]
+fn an_end_takes_all_that_can_be_followed() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = "head -c 3000000 /dev/urandom >volume/first; echo second >volume/second";
+    assert_eq!(place.run(&sidecar, &["--scan-max", "2097152"], script).wait().code(), Some(74));
+    assert!(place.read("stderr").contains("not all that it wrote is in the log"));
+    assert!(place.run(&sidecar, &[], "cat volume/second; ls volume").wait().success());
+    assert_eq!(place.read("stdout"), "second\nfirst\nsecond\n");
+}

@@ -50,3 +50,52 @@ fn a_log_with_files_does_not_go_over_those_of_the_directory() {
         sidecar.lose_role();
     }
 }
+
+/// The log may have gone, and the directory have the only copy.
+#[test]
+fn files_of_an_earlier_log_are_not_removed_for_an_empty_one() {
+    let place = Place::new();
+    let first = Sidecar::start(place.path());
+    assert!(place.run(&first, &[], "mkdir volume/folder; printf mine >volume/folder/file").wait().success());
+    let other = Place::new();
+    let second = Sidecar::start(other.path());
+    assert_eq!(run(&place, &second, &[]).wait().code(), Some(1));
+    let said = place.read("stderr");
+    assert!(said.contains("files of an earlier log") && said.contains("give --import"), "{said}");
+    for options in [&["--import"][..], &[]] {
+        assert_eq!(run(&place, &second, options).wait().code(), Some(128 + 9));
+        assert_eq!(place.read("stdout"), "mine");
+    }
+    assert_eq!(run(&other, &second, &[]).wait().code(), Some(128 + 9));
+    assert_eq!(other.read("stdout"), "mine");
+}
+
+/// File systems give the inode of a removed directory away again. When it was made tells the two apart.
+#[test]
+fn a_directory_that_was_made_again_is_not_taken_for_the_old_one() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    assert!(place.run(&sidecar, &[], "echo precious >volume/file").wait().success());
+    let mark = place.path().join(".tailwind-exec/directory");
+    let (inode, made) =
+        fs::read_to_string(&mark).unwrap().split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    assert_ne!(made, "0.000000000", "this file system says when a directory was made");
+    fs::write(&mark, format!("{inode} 1.000000000")).unwrap();
+    assert_eq!(place.run(&sidecar, &[], "true").wait().code(), Some(1));
+    assert!(place.read("stderr").contains("nothing says that tailwind-exec has put them there"));
+    assert_eq!(place.read("volume/file"), "precious\n");
+}
+
+/// What was taken before the import was given up is of no use, and in nobody's way.
+#[test]
+fn an_import_that_fails_is_tried_again() {
+    let place = place_with_file();
+    fs::write(place.volume().join("large"), vec![1_u8; 3 << 20]).unwrap();
+    let sidecar = Sidecar::start(place.path());
+    assert_eq!(run(&place, &sidecar, &["--import", "--scan-max", "2097152"]).wait().code(), Some(1));
+    assert!(place.read("stderr").contains("--scan-max"));
+    assert_eq!(run(&place, &sidecar, &["--import"]).wait().code(), Some(128 + 9));
+    let other = Place::new();
+    assert!(other.run(&sidecar, &[], "cat volume/folder/file; wc -c <volume/large").wait().success());
+    assert_eq!(other.read("stdout").trim(), "mine3145728");
+}

@@ -1,5 +1,7 @@
 //! Many files, and more events than the kernel keeps.
 
+use std::fs;
+
 use rustix::process::{Resource, getrlimit};
 
 use crate::sidecar::Sidecar;
@@ -189,4 +191,22 @@ fn folders_moved_during_a_list_keep_their_files() {
     };
     let missing: Vec<u32> = (0..20).filter(|folder| !is_kept(folder)).collect();
     assert_eq!((code, missing), (Some(0), vec![]), "{list}");
+}
+
+/// What all of them owe is more than this process should have in memory at once.
+#[test]
+fn a_sync_of_everything_has_one_file_in_memory_at_a_time() {
+    const FILES: u64 = 6;
+    const SIZE: u64 = 20 << 20;
+    let place = Place::in_memory();
+    let sidecar = Sidecar::start(place.path());
+    let script = format!(
+        "for file in $(seq {FILES}); do head -c {SIZE} /dev/urandom >volume/$file; done; sync; echo synced; sleep 1000"
+    );
+    let running = place.run(&sidecar, &[], &script);
+    place.wait_for("stdout", "synced");
+    let status = fs::read_to_string(format!("/proc/{}/status", running.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak << 10 < (FILES - 1) * SIZE, "{peak} KiB at most");
 }

@@ -228,3 +228,81 @@ os.kill(os.getpid(), 9)
     assert!(place.run(&sidecar, &[], "cat volume/file0 volume/file1").wait().success());
     assert_eq!(place.read("stdout"), "lineline");
 }
+
+/// A file that was made elsewhere is opened again by its descriptor: nothing tells of that.
+const AGAIN: &str = r#"
+import os, time
+
+root = os.open("volume", os.O_RDONLY)
+os.mkdir("beside")
+file = os.open("beside", os.O_TMPFILE | os.O_RDWR)
+os.write(file, b"a" * 100)
+os.link(f"/proc/self/fd/{file}", "volume/file", src_dir_fd=root)
+os.fsync(file)
+# For a second after an opening others are expected.
+time.sleep(1.2)
+os.fsync(file)
+again = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
+os.write(again, b"b" * 10)
+os.fsync(SYNCED)
+"#;
+
+#[test]
+fn what_is_written_by_a_second_descriptor_is_followed() {
+    for synced in ["file", "again"] {
+        let program = [&AGAIN.replace("SYNCED", synced), END].concat();
+        let shown = Place::new().show_after(&program, "cat volume/file");
+        assert_eq!(shown, ["b".repeat(10), "a".repeat(90)].concat(), "{synced}");
+    }
+}
+
+/// A file is published under a second name, which is moved away.
+const PUBLISHED: &str = r#"
+import os
+
+root = os.open("volume", os.O_RDONLY)
+os.mkdir("archive")
+file = os.open("volume/new", os.O_CREAT | os.O_RDWR)
+os.write(file, b"a" * 100)
+os.fsync(file)
+os.link("volume/new", "volume/final")
+os.remove("volume/new")
+os.fsync(root)
+os.rename("volume/final", "archive/final")
+os.fsync(root)
+"#;
+
+#[test]
+fn a_file_that_leaves_under_its_second_name_is_gone() {
+    let program = [PUBLISHED, END].concat();
+    assert_eq!(Place::new().show_after(&program, "ls volume; cat archive/final | wc -c"), "100\n");
+}
+
+/// The only descriptor is on its way from one process to another, and the file is synced by one that only reads.
+const ON_ITS_WAY: &str = r#"
+import os, socket, time
+
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+reader = os.open("volume/file", os.O_CREAT | os.O_RDONLY)
+file = os.open("volume/file", os.O_WRONLY)
+os.write(file, b"a" * 100)
+os.close(file)
+file = os.open("volume/file", os.O_WRONLY)
+os.fsync(file)
+socket.send_fds(here, [b"x"], [file])
+os.close(file)
+for _ in range(2):
+    # For a second after an opening others are expected.
+    time.sleep(1.2)
+    os.fsync(reader)
+_, [file], _, _ = socket.recv_fds(there, 1, 1)
+os.write(file, b"b" * 10)
+os.fsync(file)
+"#;
+
+#[test]
+fn what_is_written_by_a_received_descriptor_is_followed() {
+    let program = [ON_ITS_WAY, END].concat();
+    let shown = Place::new().show_after(&program, "cat volume/file");
+    assert_eq!(shown, ["b".repeat(10), "a".repeat(90)].concat());
+}

@@ -79,7 +79,7 @@ fn what_a_seek_could_not_follow_is_never_confirmed() {
     let place = Place::new();
     let sidecar = Sidecar::start(place.path());
     fs::write(place.path().join("program.py"), SEEK).unwrap();
-    assert_eq!(start(&place, &sidecar, "exec python3 program.py").wait().code(), Some(0));
+    assert_eq!(start(&place, &sidecar, "exec python3 program.py").wait().code(), Some(74));
     assert_eq!(place.read("stdout"), "EIO\nEIO\n");
 }
 
