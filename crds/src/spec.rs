@@ -182,8 +182,8 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub deletion: Deletion,
 
-    /// Leave everything as it is: the operator reports, renews certificates, and changes nothing else. Failover still works, since
-    /// it needs no operator.
+    /// Leave everything as it is: the operator reports, renews certificates, keeps the disruption budget, the finalizer and the
+    /// owners of claims as they must be, and changes nothing else. Failover still works, since it needs no operator.
     #[serde(default)]
     pub paused: bool,
 
@@ -506,7 +506,7 @@ pub struct FlushClaim {
     /// Its size: the log's closed segments, as far as the app does not trim them. Appends wait before it is full.
     pub size: Quantity,
     /// What becomes of it when its member leaves the group for good, or the group is deleted. Delete: it is deleted as well.
-    /// Retain: it stays, without its labels if its member has left, and is yours.
+    /// Retain: it stays, and is yours; if its member has left, the label retained-of takes the place of backup-of.
     #[serde(default, skip_serializing_if = "is_default")]
     pub when_removed: WhenRemoved,
 }

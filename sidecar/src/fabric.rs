@@ -114,7 +114,7 @@ pub struct RdmaOptions {
     #[arg(long, env = "TAILWIND_RDMA_GID_INDEX", value_name = "INDEX", value_parser = number::<u8>(0, 255))]
     pub rdma_gid_index: Option<u8>,
     /// Retry policy of writes: 1 + RETRIES attempts, 4.096 µs × 2^EXPONENT apart (a card may take four times as long). 11/6
-    /// detects a dead host within 58 to 235 ms; `doctor` measures it
+    /// detects a dead host within 59 to 235 ms; `doctor` measures it
     #[arg(long, env = "TAILWIND_RDMA_RETRY", value_name = "EXPONENT/RETRIES", default_value_t = RetryPolicy::default())]
     pub rdma_retry: RetryPolicy,
     /// Traffic class of RoCE packets, DSCP × 4: that of the switches' lossless class, often 106

@@ -227,8 +227,8 @@ fn unmodified(results: &Results) -> Option<String> {
     let takeover = median(results, Place("exec", exec::SHM, exec::TAKEOVER, Metric::FirstAck))?;
     let mut says = format!(
         "A Redis that nobody has changed, under `tailwind-exec`: each answer says that the write is in the memory of 3 backups. At \
-         the median a SET takes {} over shared memory and {} over TCP, and {} with two replicas and `WAIT 2`, which loses what its \
-         master alone had begun.",
+         the median a SET takes {} over shared memory and {} over TCP, and {} with two replicas and `WAIT 2`, where a \
+         failover can lose writes that only the master has.",
         time(p50(exec::SHM)?),
         time(p50(exec::TCP)?),
         time(p50(exec::WAIT)?)

@@ -10,7 +10,7 @@
         for lsn, record in log.read(lsn):           # acknowledged records only
             print(lsn, record)
 
-`AsyncClient` has the same functions for asyncio. A standby app follows the log, and takes over without reading it again:
+`AsyncClient` has the same functions for asyncio, except `wait`, `acks` and `timeout`. A standby app follows the log, and takes over without reading it again:
 
     with Client("/run/tailwind/default.sock") as log:
         for event in log.follow(1):

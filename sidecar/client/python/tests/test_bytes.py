@@ -100,7 +100,7 @@ class Bytes(unittest.TestCase):
         peer.caught_up(4, 13)
         peer.end(4, 13)
         peer.role(fake.STANDBY, "db-1", epoch=4, last=12)
-        peer.error(5, fake.NOT_PRIMARY, "not the primary; appends go to db-1")
+        peer.error(5, fake.NOT_PRIMARY, "this sidecar has lost its role since this connection was made, and others may have appended: connect again and read the new records")
         peer.history(3, 0x1F2E3D4C_00000001)
         peer.lag(3, 14, 2, 0)
         peer.turn(3, 5, 16)

@@ -16,7 +16,7 @@ const RETRIES_MAX: u8 = 7;
 /// `timeout` and `retry_cnt` of a queue pair: a write is sent 1 + `retries` times, 4.096 µs × 2^`exponent` apart or up to
 /// four times that.
 ///
-/// The default, 11 and 6, is 7 × 8.4 ms: a dead host or a cut link shows after 58 to 235 ms. One repetition less would save
+/// The default, 11 and 6, is 7 × 8.4 ms: a dead host or a cut link shows after 59 to 235 ms. One repetition less would save
 /// little time and forgive one lost packet less; an exponent less would take a busy switch for a dead one. And 7 is no
 /// number to soft-RoCE (`rxe`), which then never stops retrying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

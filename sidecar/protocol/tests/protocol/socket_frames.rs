@@ -232,7 +232,7 @@ fn encoder_writes_the_documented_example() {
     for (name, request, frame) in requests {
         assert_eq!(documented(name), request_bytes(request, &frame), "{name}");
     }
-    let not_primary = "not the primary; appends go to db-1";
+    let not_primary = "this sidecar has lost its role since this connection was made, and others may have appended: connect again and read the new records";
     let responses = [
         ("welcome", 1, Response::Welcome(Welcome { version: 3, ..WELCOME })),
         ("ack", 2, Response::Ack { lsn: 10 }),
