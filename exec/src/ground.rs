@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
+use tailwind_client::History;
 
 use crate::directory::Directory;
 use crate::own_folder::{self, OwnFolder};
@@ -43,8 +44,7 @@ impl Ground {
 
         let mut ground = Ground { directory, root, own, lock, foreign: false };
         // Another directory of the same name is not ours.
-        let is_marked =
-            ground.own.read(MARK).is_ok_and(|mark| ground.identity().is_ok_and(|identity| mark == identity));
+        let is_marked = ground.mark_of_log()?.is_some();
         ground.foreign = !is_marked && ground.has_files()?;
         ensure!(
             !ground.foreign || import,
@@ -55,7 +55,7 @@ impl Ground {
         // What an earlier process has left is not so any more.
         ground.tell(Readiness::Starts)?;
         if !is_marked && !ground.foreign {
-            ground.mark()?;
+            ground.mark(History::UNKNOWN)?;
         }
         Ok(ground)
     }
@@ -66,16 +66,28 @@ impl Ground {
         Ok(!is_empty.with_context(|| format!("list {}", self.directory.display()))?)
     }
 
-    /// From now on the directory is filled from the log, and may be emptied.
-    pub(crate) fn mark(&mut self) -> Result<()> {
+    /// From now on the directory has nothing but what this log has, and may be emptied for it.
+    pub(crate) fn mark(&mut self, history: History) -> Result<()> {
         self.foreign = false;
-        self.own.write(MARK, &self.identity()?)
+        self.write_mark(&format!("{} {}", self.identity()?, log_of(history)))
     }
 
     /// The directory has files that the log does not have: until the log has all of them, nobody may remove them.
     pub(crate) fn unmark(&mut self) -> Result<()> {
         self.foreign = true;
-        self.own.remove(MARK)
+        self.write_mark("files of another log")
+    }
+
+    fn write_mark(&self, mark: &str) -> Result<()> {
+        self.own.write(MARK, mark)?;
+        self.own.keep(MARK)
+    }
+
+    /// The log that the directory was filled from, by the mark. `None` if this directory is not marked.
+    fn mark_of_log(&self) -> Result<Option<String>> {
+        let mark = self.own.read(MARK).unwrap_or_default();
+        let identity = self.identity()?;
+        Ok(mark.strip_prefix(&identity).and_then(|log| log.strip_prefix(' ')).map(str::to_owned))
     }
 
     /// The inode, and when it was made: file systems give the number of a removed one away again.
@@ -95,13 +107,29 @@ impl Ground {
         Ok(Directory::new(self.root.try_clone()?, stage)?)
     }
 
-    /// Removes what an earlier process has left: the log has records, and the directory is filled from it.
-    pub(crate) fn make_room(&self) -> Result<()> {
+    /// Removes what an earlier process has left of the same log, which has records. The directory is filled from them.
+    pub(crate) fn make_room(&mut self, history: History) -> Result<()> {
         if self.foreign {
             return Ok(());
         }
-        own_folder::remove_contents(&self.root).with_context(|| format!("empty {}", self.directory.display()))
+        if self.has_files()? {
+            let log = self.mark_of_log()?.unwrap_or_default();
+            let is_same = log == log_of(history) || [&log, &log_of(history)].contains(&&log_of(History::UNKNOWN));
+            ensure!(
+                is_same,
+                "--dir {} has files of another log, maybe the last copy of them: move them away, or remove them if they are of no \
+                 use",
+                self.directory.display(),
+            );
+            own_folder::remove_contents(&self.root).with_context(|| format!("empty {}", self.directory.display()))?;
+        }
+        self.mark(history)
     }
+}
+
+/// Which log a history is of: its upper half, which is the same after a loss.
+fn log_of(history: History) -> String {
+    format!("{:08x}", history.0 >> 32)
 }
 
 /// A rename into the directory from the stage beside it must be possible, and one from elsewhere not.

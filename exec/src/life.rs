@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<i32> {
     loop {
         let mut ground = Ground::claim(&options.directory, options.import)?;
         let mut standby = Standby::new(&ground)?;
-        let (client, turn) = match standby.follow(options, &ground, &signals)? {
+        let (client, turn) = match standby.follow(options, &mut ground, &signals)? {
             Some(turn) => turn,
             None => return Ok(0),
         };
@@ -144,7 +144,7 @@ impl Standby {
     }
 
     /// Until it is this sidecar's turn: the connection that may append. `None` if a signal came first.
-    fn follow(&mut self, options: &Options, ground: &Ground, signals: &Signals) -> Result<Option<(Client, Turn)>> {
+    fn follow(&mut self, options: &Options, ground: &mut Ground, signals: &Signals) -> Result<Option<(Client, Turn)>> {
         loop {
             let Some(mut client) = connect(&options.socket, signals)? else { return Ok(None) };
             match self.follow_once(&mut client, ground, signals) {
@@ -163,7 +163,12 @@ impl Standby {
         }
     }
 
-    fn follow_once(&mut self, client: &mut Client, ground: &Ground, signals: &Signals) -> Result<Followed, Failure> {
+    fn follow_once(
+        &mut self,
+        client: &mut Client,
+        ground: &mut Ground,
+        signals: &Signals,
+    ) -> Result<Followed, Failure> {
         // Signals are looked at in between.
         client.set_timeout(Some(PATIENCE)).map_err(anyhow::Error::from)?;
         let mut progress = Progress::new();
@@ -183,14 +188,19 @@ impl Standby {
             };
             match event {
                 Some(FollowEvent::Record(lsn, bytes)) => {
-                    if !std::mem::replace(&mut self.begun, true) {
-                        ground.make_room()?;
+                    let (is_state, length) = (Record::is_state(bytes), bytes.len());
+                    if self.begun {
+                        self.fold(bytes, ground)
+                    } else {
+                        // Whose log it is can be asked once the record has been handed over.
+                        let bytes = bytes.to_vec();
+                        self.history = follow.history();
+                        self.fold(&bytes, ground)
                     }
-                    fold(&mut self.image, &mut self.directory, bytes, ground)
-                        .with_context(|| format!("record {lsn} of the log"))?;
-                    self.logged = if Record::is_state(bytes) { 0 } else { self.logged + bytes.len() as u64 };
+                    .with_context(|| format!("record {lsn} of the log"))?;
+                    self.logged = if is_state { 0 } else { self.logged + length as u64 };
                     self.next = lsn.next();
-                    progress.took(lsn, bytes.len());
+                    progress.took(lsn, length);
                 }
                 Some(FollowEvent::CaughtUp { next }) => {
                     if progress.caught_up(next) {
@@ -203,29 +213,35 @@ impl Standby {
             }
             self.history = follow.history();
         };
+        self.history = follow.history();
         drop(follow);
         client.set_timeout(None).map_err(anyhow::Error::from)?;
         Ok(Followed::Turn(turn))
     }
-}
 
-/// Folds one record, and carries out what follows.
-fn fold(image: &mut Image, directory: &mut Directory, bytes: &[u8], ground: &Ground) -> Result<()> {
-    let record = Record::decode(bytes)?;
-    let operations: Vec<Operation<'_>> = image.fold(&record)?;
-    ensure!(
-        !ground.foreign || !image.has_names(),
-        "--dir {} has files that are not the log's, and the log has files as well: move those of the directory away, and leave \
-         out --import",
-        ground.directory.display(),
-    );
-    match directory.carry_out(image, &operations) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => bail!(
-            "{error}. The files of the log have {} bytes up to here: make room on the disk of --dir {}, and start again",
-            image.size(),
+    /// Folds one record, and carries out what follows. What the directory has is removed once it is certain that the log is one of
+    /// `tailwind-exec`, and that a directory can begin with it.
+    fn fold(&mut self, bytes: &[u8], ground: &mut Ground) -> Result<()> {
+        let Standby { image, directory, begun, history, .. } = self;
+        let record = Record::decode(bytes)?;
+        let operations: Vec<Operation<'_>> = image.fold(&record)?;
+        ensure!(
+            !ground.foreign || !image.has_names(),
+            "--dir {} has files that are not the log's, and the log has files as well: move those of the directory away, and \
+             leave out --import",
             ground.directory.display(),
-        ),
-        carried_out => Ok(carried_out?),
+        );
+        if image.begun() && !std::mem::replace(begun, true) {
+            ground.make_room(*history)?;
+        }
+        match directory.carry_out(image, &operations) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => bail!(
+                "{error}. The files of the log have {} bytes up to here: make room on the disk of --dir {}, and start again",
+                image.size(),
+                ground.directory.display(),
+            ),
+            carried_out => Ok(carried_out?),
+        }
     }
 }
 
@@ -335,7 +351,7 @@ fn lead(
     let began = Instant::now();
     ground.tell(Readiness::Starts)?;
     let lease = options.lease.map(|length| begin_lease(options, turn.epoch, length)).transpose()?;
-    let Standby { mut image, mut directory, begun, logged, .. } = standby;
+    let Standby { mut image, mut directory, begun, history, logged, .. } = standby;
     if !begun && !ground.foreign && ground.has_files()? {
         ensure!(
             options.import,
@@ -373,8 +389,8 @@ fn lead(
             return Ok(Led::Lost(signals));
         }
     }
-    if ground.foreign {
-        ground.mark()?;
+    if ground.foreign || !begun {
+        ground.mark(history)?;
     }
     let [program, arguments @ ..] = &options.program[..] else { bail!("no program to run") };
     let mut command = Command::new(program);

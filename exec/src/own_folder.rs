@@ -7,17 +7,21 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, chmodat, flock, fstat, ftruncate, mkdirat,
-    openat, renameat_with, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, StatxFlags, chmodat, flock, fstat, fsync,
+    ftruncate, mkdirat, openat, renameat_with, statx, unlinkat,
 };
 use rustix::io::Errno;
 
 const NAME: &str = ".tailwind-exec";
 const LOCK: &str = "lock";
 const STAGE: &str = "stage";
+/// How long the lock is waited for, and between two tries.
+const LOCK_TIME: Duration = Duration::from_secs(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The longest word in a file.
 const WORD_MAX: u64 = 256;
 
@@ -46,10 +50,17 @@ impl OwnFolder {
 
     /// Locks it until nobody has this descriptor any more, nor any process that has inherited it.
     pub(crate) fn lock(&self) -> Result<OwnedFd> {
+        let began = Instant::now();
         let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let lock = openat(&self.folder, LOCK, flags, Mode::from(0o666)).with_context(|| self.about(LOCK))?;
         self.ensure_is_file(&lock, LOCK)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        // A process that was killed a moment ago may have it still.
+        let mut locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+        while locked.is_err() && began.elapsed() < LOCK_TIME {
+            std::thread::sleep(LOCK_PAUSE);
+            locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+        }
+        locked.with_context(|| {
             format!(
                 "{} is locked: another tailwind-exec uses the directory, or processes of a program have outlived theirs \
                  (`fuser -v` names them)",
@@ -88,11 +99,14 @@ impl OwnFolder {
         Ok(word)
     }
 
-    pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        match unlinkat(&self.folder, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(errno).with_context(|| self.about(name)),
-        }
+    /// What was written outlives a failure of the host's power.
+    pub(crate) fn keep(&self, name: &str) -> Result<()> {
+        let keep = || {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            fsync(openat(&self.folder, name, flags, Mode::empty())?)?;
+            fsync(&self.folder)
+        };
+        keep().with_context(|| self.about(name))
     }
 
     /// The folder of what has no name yet, empty.
@@ -135,6 +149,7 @@ pub(crate) fn is_empty(directory: impl AsFd) -> io::Result<bool> {
 /// Folders come up to the top, one after another, before they are emptied: so no path gets too long, however deep they were.
 pub(crate) fn remove_contents(top: &OwnedFd) -> io::Result<()> {
     let mut moved = 0_u64;
+    let mount = statx(top, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
     loop {
         // What comes up while this is listed may be missing from the list.
         let entries = list(top)?;
@@ -142,13 +157,13 @@ pub(crate) fn remove_contents(top: &OwnedFd) -> io::Result<()> {
             return Ok(());
         }
         for entry in entries {
-            if !is_folder(top, &entry)? {
+            if !is_folder(top, &entry, mount)? {
                 unlinkat(top, &entry, AtFlags::empty())?;
                 continue;
             }
             let folder = openat(top, &entry, FOLDER, Mode::empty())?;
             for inner in list(&folder)? {
-                if !is_folder(&folder, &inner)? {
+                if !is_folder(&folder, &inner, mount)? {
                     unlinkat(&folder, &inner, AtFlags::empty())?;
                     continue;
                 }
@@ -171,10 +186,14 @@ fn list(directory: impl AsFd) -> io::Result<Vec<CString>> {
     names.filter(is_inside).collect()
 }
 
-/// A folder that a program has made read-only can be emptied and moved after this.
-fn is_folder(directory: impl AsFd, name: &CStr) -> io::Result<bool> {
-    let found = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    let is_folder = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+/// A folder that a program has made read-only can be emptied and moved after this. What is mounted there is another's.
+fn is_folder(directory: impl AsFd, name: &CStr, mount: u64) -> io::Result<bool> {
+    let found = statx(&directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE | StatxFlags::MNT_ID)?;
+    let is_folder = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
+    if found.stx_mnt_id != mount {
+        let name = name.to_string_lossy();
+        return Err(io::Error::other(format!("{name} is a mount: nothing of it is removed; mount it elsewhere")));
+    }
     if is_folder {
         chmodat(&directory, name, Mode::RWXU, AtFlags::empty())?;
     }

@@ -525,10 +525,12 @@ impl Volume {
         let (mut mapped, root) = (Mapped::default(), self.root_path());
         for proc::Mapping { inode, writable, path } in proc::mapped(thread, address, length)? {
             let is_here = root.as_ref().is_none_or(|root| path.starts_with(root));
-            match self.inodes.get(&inode).filter(|_| is_here) {
+            let is_gone = path.as_os_str().as_bytes().ends_with(proc::DELETED);
+            match self.inodes.get(&inode).filter(|_| is_here || is_gone) {
+                // The name that it was mapped under may be gone, and may have been elsewhere.
                 Some(number) => drop(mapped.files.insert(*number)),
                 // Nothing of it lasts.
-                None if path.as_os_str().as_bytes().ends_with(proc::DELETED) => {}
+                None if is_gone => {}
                 None if writable => drop(mapped.outside.insert(path)),
                 None => {}
             }

@@ -92,9 +92,15 @@ impl Volume {
     /// opened under a name elsewhere, or was on its way from one process to another.
     pub fn uses(&mut self, thread: Thread, descriptor: Descriptor, number: Number) {
         let Some(file) = self.files.get(&number) else { return };
-        if !file.writers.watches(thread, descriptor)
-            && self.infos.get(thread.0, descriptor.0).is_none_or(|info| info.writable)
-        {
+        if file.writers.watches(thread, descriptor) {
+            return;
+        }
+        let Some(info) = self.infos.get(thread.0, descriptor.0) else { return self.with(number, File::suspect) };
+        // A child has its parent's numbers, and each is one description with the parent's: one position tells of both.
+        let parents: Vec<u32> = file.writers.processes_with(descriptor).collect();
+        let is_inherited =
+            |process: u32| proc::is_descendant(thread, process) && self.infos.get(process, descriptor.0) == Some(info);
+        if info.writable && !parents.into_iter().any(is_inherited) {
             self.with(number, File::suspect);
         }
     }

@@ -135,6 +135,12 @@ impl Writers {
             .any(|process| process == thread.0 || proc::is_thread_of(thread, process))
     }
 
+    /// Processes of which this number is watched.
+    pub(crate) fn processes_with(&self, descriptor: Descriptor) -> impl Iterator<Item = u32> {
+        let same = self.list.iter().filter(move |watched| watched.writer.descriptor == descriptor.0);
+        same.map(|watched| watched.writer.process)
+    }
+
     /// Takes the descriptors of this file that a look has found which began at `began`. Each description was watched before, and
     /// its position was no lower than the lowest then; or the whole file is doubtful: if it is that of a late descriptor, from
     /// now on.

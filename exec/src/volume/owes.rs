@@ -30,7 +30,10 @@ impl Volume {
         &mut self,
         mut send: impl FnMut(&[Vec<u8>]) -> Result<(), E>,
     ) -> Result<Result<(), Refusal>, E> {
-        let mut result = self.settle();
+        if let Err(refusal) = self.settle() {
+            return Ok(Err(refusal));
+        }
+        let mut result = Ok(());
         let mut numbers: Vec<Number> = self.files.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
@@ -38,6 +41,9 @@ impl Volume {
             let captured = self.capture_settled(number, &mut records);
             send(&records)?;
             result = result.and(captured);
+            if self.fault.is_some() {
+                break;
+            }
         }
         Ok(result)
     }
@@ -123,6 +129,12 @@ impl Volume {
         for at in self.tree.touched() {
             let (now, logged) = (self.tree.number(at), self.image.entry(at));
             let forgotten = now.is_none() && planted::has(Bug::UnlinkLost);
+            // The log has a file there, and would have an empty one instead.
+            let is_empty = |number| {
+                let has_fault = self.files.get(&number).is_some_and(|file| file.fault.is_some());
+                has_fault && self.image.node(number).is_none()
+            };
+            let forgotten = forgotten || logged.is_some() && now.is_some_and(is_empty);
             if now != logged && !forgotten && only.is_none_or(|only| now == Some(only) || logged == Some(only)) {
                 changes.insert(at.clone(), now);
             }

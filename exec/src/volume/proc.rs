@@ -239,6 +239,15 @@ pub(crate) fn is_thread_of(thread: Thread, process: u32) -> bool {
     fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false)
 }
 
+/// Whether a process is an ancestor of a thread's.
+pub(crate) fn is_descendant(thread: Thread, process: u32) -> bool {
+    let parent = |at: &u32| stat(*at).ok().flatten().map(|stat| stat.parent).filter(|parent| *parent > 1);
+    std::iter::successors(Some(thread.0), parent).take(LINE_MAX).any(|ancestor| ancestor == process)
+}
+
+/// Ancestors that are asked for theirs.
+const LINE_MAX: usize = 64;
+
 /// Tries to read a list of processes in which no parent is missing.
 const TRIES: usize = 8;
 

@@ -57,3 +57,45 @@ fn an_end_takes_all_that_can_be_followed() {
     assert!(place.run(&sidecar, &[], "cat volume/second; ls volume").wait().success());
     assert_eq!(place.read("stdout"), "second\nfirst\nsecond\n");
 }
+
+/// A file that cannot be taken is moved over one that the log has: that stays.
+#[test]
+fn a_file_that_cannot_be_followed_replaces_none() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = "printf old >volume/file; sync volume/file; head -c 3000000 /dev/urandom >volume/new; mv volume/new volume/file";
+    assert_eq!(place.run(&sidecar, &["--scan-max", "2097152"], script).wait().code(), Some(74));
+    assert!(place.run(&sidecar, &[], "cat volume/file").wait().success());
+    assert_eq!(place.read("stdout"), "old");
+}
+
+/// A child goes on with the descriptor of its parent: nothing of the file has to be compared again.
+const CHILD: &str = r#"
+import os, time
+
+file = os.open("volume/file", os.O_CREAT | os.O_WRONLY)
+for _ in range(3):
+    os.write(file, os.urandom(1_000_000))
+    os.fsync(file)
+# For a second after an opening others are expected.
+time.sleep(1.2)
+os.fsync(file)
+if os.fork() == 0:
+    os.write(file, b"child")
+    os.fsync(file)
+    os._exit(0)
+_, status = os.wait()
+assert status == 0, status
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn a_child_may_sync_what_is_too_large_to_be_compared() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let outcome = place.run_python(&sidecar, &["--scan-max", "2097152"], CHILD);
+    assert_eq!(outcome, (KILLED, "confirmed\n".to_owned()));
+    assert!(place.run(&sidecar, &[], "tail -c 5 volume/file").wait().success());
+    assert_eq!(place.read("stdout"), "child");
+}

@@ -125,3 +125,20 @@ fn a_standby_with_a_full_disk_says_so() {
         "cannot write to folder/file: No space left on device (os error 28). The files of the log have 1600000 bytes";
     assert!(said.contains(expected) && said.contains("small/volume, and start again"), "{said}");
 }
+
+/// Something else is mounted in the directory between two starts.
+#[test]
+fn what_is_mounted_in_the_directory_is_not_emptied() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::in_memory();
+    let _sidecar = Sidecar::start(place.path());
+    let make = "import os\nos.makedirs('small/volume/folder/mount', exist_ok=True)\nos.sync()";
+    let script =
+        "run make.py; mount -t tmpfs tmpfs small/volume/folder/mount; echo precious >small/volume/folder/mount/file
+        run make.py; cat small/volume/folder/mount/file";
+    let said = run_on_small_disk(&place, &[("make.py", make)], script);
+    assert_eq!(said, "code 0\ncode 1\nprecious\n");
+    assert!(place.read("stderr").contains("is a mount: nothing of it is removed"), "{}", place.read("stderr"));
+}

@@ -99,3 +99,26 @@ fn an_import_that_fails_is_tried_again() {
     assert!(other.run(&sidecar, &[], "cat volume/folder/file; wc -c <volume/large").wait().success());
     assert_eq!(other.read("stdout").trim(), "mine3145728");
 }
+
+/// Nor for one that others have begun; nor for the log of another program, whatever its records are.
+#[test]
+fn files_of_an_earlier_log_are_not_removed_for_another_one() {
+    let place = Place::new();
+    let first = Sidecar::start(place.path());
+    assert!(place.run(&first, &[], "printf mine >volume/file").wait().success());
+    let other = Place::new();
+    let begun = Sidecar::start(other.path());
+    assert!(other.run(&begun, &[], "true").wait().success());
+    let elsewhere = Place::new();
+    let foreign = Sidecar::start(elsewhere.path());
+    foreign.append_of_another();
+    for (sidecar, said) in [(&begun, "files of another log"), (&foreign, "record 1 of the log")] {
+        for options in [&[][..], &["--import"]] {
+            assert_eq!(place.run(sidecar, options, "true").wait().code(), Some(1));
+            assert!(place.read("stderr").contains(said), "{}", place.read("stderr"));
+            assert_eq!(place.read("volume/file"), "mine");
+        }
+    }
+    assert!(place.run(&first, &[], "true").wait().success());
+    assert_eq!(place.read("volume/file"), "mine");
+}

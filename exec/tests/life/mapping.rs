@@ -107,3 +107,26 @@ fn stores_are_followed_under_a_name_that_comes_later() {
     assert!(place.run(&sidecar, &[], "cd volume; head -qc 4 linked moved kept").wait().success());
     assert_eq!(place.read("stdout"), "cccccccccccc");
 }
+
+/// A mapping by a name outside that is gone by the time it is synced.
+const UNDER_ANOTHER_NAME: &str = r#"
+import mmap, os
+
+with open("volume/file", "wb") as file:
+    file.write(b"a" * 100)
+    os.fsync(file.fileno())
+os.link("volume/file", "other")
+file = os.open("other", os.O_RDWR)
+memory = mmap.mmap(file, 100)
+os.remove("other")
+memory[:10] = b"b" * 10
+memory.flush()
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn a_mapping_under_a_name_that_is_gone_is_synced() {
+    let shown = Place::new().show_after(UNDER_ANOTHER_NAME, "cat volume/file");
+    assert_eq!(shown, ["b".repeat(10), "a".repeat(90)].concat());
+}

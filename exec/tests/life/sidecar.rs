@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
@@ -13,6 +14,8 @@ use tailwind_protocol::socket::{
 
 /// The epoch that it leads until it loses it.
 const EPOCH: u64 = 3;
+
+static LOGS: AtomicU64 = AtomicU64::new(1);
 
 /// It listens as long as the test's process lives.
 pub(crate) struct Sidecar {
@@ -29,6 +32,8 @@ struct State {
     /// The first record that a follow gets.
     first: u64,
     epoch: u64,
+    /// The upper half is the log's.
+    history: u64,
     role: Role,
     /// Appends go into the log, and are not acknowledged.
     acks_held: bool,
@@ -49,6 +54,7 @@ impl Sidecar {
             log: Vec::new(),
             first: 1,
             epoch: EPOCH,
+            history: (LOGS.fetch_add(1, Ordering::Relaxed) << 32) | 1,
             role: Role::Primary,
             acks_held: false,
             barriers_held: false,
@@ -176,6 +182,7 @@ impl Shared {
                 send(stream, request, &Response::Welcome(welcome))
             }
             Request::Follow { from, .. } => {
+                send(stream, request, &Response::History { history: state.history })?;
                 for lsn in (*from).max(state.first)..=last {
                     let mut bytes = Vec::new();
                     put_batch_record(&mut bytes, &state.log[lsn as usize - 1]);

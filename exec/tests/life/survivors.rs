@@ -6,7 +6,7 @@ use crate::sidecar::Sidecar;
 use crate::{Place, wait_until};
 
 /// Nothing that it does is stopped: neither opening a file nor appending to it.
-const SURVIVOR: &str = "setsid sh -c 'while :; do echo x >>volume/file; sleep 0.05; done' & echo $! >survivor; wait";
+const SURVIVOR: &str = "setsid sh -c 'echo $$ >survivor; while :; do echo x >>volume/file; sleep 0.05; done' & wait";
 
 #[test]
 fn a_directory_to_which_a_survivor_writes_stays_locked() {

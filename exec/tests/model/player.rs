@@ -308,7 +308,13 @@ impl World {
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
         let Open { ref descriptor, ref file, writes } = table.open[from];
         let file = file.clone();
-        match random.below(4) {
+        match random.below(5) {
+            // By a name that may be gone, or elsewhere.
+            4 => {
+                let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+                let reopened = fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).expect("open it again");
+                table.add(Open { descriptor: reopened, file, writes: true });
+            }
             0 => {
                 let descriptor = io::dup(descriptor).expect("dup");
                 table.open.push(Open { descriptor, file, writes });
@@ -329,15 +335,8 @@ impl World {
             // SAFETY: the mapping leaves the table, and nobody else has its address.
             unsafe { munmap(mapping.at.cast(), mapping.length) }.expect("unmap");
         }
-        let Some(open) = random.pick(&table.open) else { return };
-        let (length, protection) = (4096, ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping of an open file, wherever the kernel likes.
-        let at = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &open.descriptor, 0) };
-        // It needs a descriptor that may read and write.
-        if let Ok(at) = at {
-            let mapping = Mapping { at: at.cast(), length, file: open.file.clone() };
-            table.mappings.push(mapping);
-        }
+        let mapping = random.pick(&table.open).and_then(map_beginning);
+        table.mappings.extend(mapping);
     }
 
     /// A child that continues with the descriptors that it inherits.
@@ -403,7 +402,7 @@ impl World {
         let (from, to) = (self.path(random), self.path(random));
         let rename = |flags| fs::renameat_with(CWD, &from, CWD, &to, flags).is_ok();
         // Most fail now and then: the names are not there, or lead into each other.
-        let done = match random.below(17) {
+        let done = match random.below(18) {
             0..6 => rename(RenameFlags::empty()),
             6 => rename(RenameFlags::EXCHANGE),
             7 => std::fs::hard_link(&from, &to).is_ok(),
@@ -414,6 +413,7 @@ impl World {
             14 => std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600 + random.below(64) as u32))
                 .is_ok(),
             15 => self.link_nameless(names, &to, random),
+            16 => self.name_outside(names, &from, random),
             _ => self.truncate(names, &from, random),
         };
         if done {
@@ -436,9 +436,31 @@ impl World {
         if random.one_in(2) {
             self.sync_by(Covers::File(file.id), || fs::fsync(&descriptor));
         }
+        let open = Open { descriptor, file, writes: true };
+        let mapping = if random.one_in(3) { map_beginning(&open) } else { None };
         let linked = fs::linkat(CWD, &path, CWD, to, AtFlags::SYMLINK_FOLLOW).is_ok();
-        self.table.write().expect("no panic").add(Open { descriptor, file, writes: true });
+        let mut table = self.table.write().expect("no panic");
+        table.mappings.extend(mapping);
+        table.add(open);
         linked
+    }
+
+    /// A name elsewhere comes and goes, with a sync in between. What was opened under it stays open.
+    fn name_outside(&self, names: &Names, path: &Path, random: &mut Random) -> bool {
+        let found = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file);
+        let Some(file) = found.and_then(|found| names.files.get(&found.ino()).cloned()) else { return false };
+        let outside = self.root.with_file_name("outside");
+        std::fs::hard_link(path, &outside).expect("give it another name");
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let descriptor = fs::open(&outside, flags, Mode::empty()).expect("open it by that");
+        self.exclusive(&file, || {
+            write_with(descriptor.as_fd(), random);
+            self.content(&file);
+        });
+        self.sync_by(Covers::File(file.id), || fs::fsync(&descriptor));
+        std::fs::remove_file(&outside).expect("remove that name");
+        self.table.write().expect("no panic").add(Open { descriptor, file, writes: true });
+        false
     }
 
     fn truncate(&self, names: &Names, path: &Path, random: &mut Random) -> bool {
@@ -498,6 +520,14 @@ impl Names {
             Arc::strong_count(file) > 1 || file.reader.metadata().is_ok_and(|found| found.nlink() > 0)
         });
     }
+}
+
+/// The beginning of a file, if the descriptor may read and write.
+fn map_beginning(open: &Open) -> Option<Mapping> {
+    let (length, protection) = (4096, ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping of an open file, wherever the kernel likes.
+    let at = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &open.descriptor, 0) };
+    Some(Mapping { at: at.ok()?.cast(), length, file: open.file.clone() })
 }
 
 fn walk(directory: &Path, see: &mut dyn FnMut(&Path, &std::fs::Metadata)) {
