@@ -12,7 +12,10 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request};
@@ -23,6 +26,15 @@ use crate::{Error, Reserved, Result};
 
 /// Looks at the ring between two looks at the clock: both cost some 25 ns.
 const SPINS_PER_CLOCK: u32 = 16;
+
+/// The system lets a connection wait for room in the listener's queue, for ever if nobody accepts.
+fn connect_within(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, timeout.map(|timeout| timeout.max(Duration::from_millis(1))))?;
+    rustix::io::retry_on_intr(|| connect(&socket, &SocketAddrUnix::new(path)?))?;
+    set_socket_timeout(&socket, Timeout::Send, None)?;
+    Ok(UnixStream::from(socket))
+}
 
 /// One connection to a sidecar.
 pub struct Client {
@@ -51,7 +63,7 @@ impl Client {
 
     fn greet(path: &Path, options: &Options) -> Result<Client> {
         let failed = |source| Error::Connect { path: path.to_owned(), source };
-        let stream = UnixStream::connect(path).map_err(failed)?;
+        let stream = connect_within(path, options.timeout).map_err(failed)?;
         let session = Session::new(options.hold, !options.socket_only);
         // On a single core a spinning client keeps the sidecar from working.
         let spin =

@@ -769,7 +769,10 @@ impl Session {
     /// An error goes to the caller that waits for that request. A fatal one ends the connection too; if no caller waits for
     /// its request, the next one gets it.
     fn on_error(&mut self, request: u64, fatal: bool, error: Error) {
-        let disconnect = fatal.then(|| format!("the sidecar ended the connection: {error}"));
+        let disconnect = fatal.then(|| match &error {
+            Error::Disconnected { why } => why.clone(),
+            error => format!("the sidecar ended the connection: {error}"),
+        });
         if let Ok(place) = self.in_flight.binary_search(&Ticket(request)) {
             self.in_flight.remove(place);
             self.answer(Ticket(request), Err(error));
@@ -777,9 +780,10 @@ impl Session {
             self.on_found(request, Found::Ended(Err(error)));
         } else if request == self.requested && self.reply.is_none() {
             self.on_reply(request, Err(error));
-        } else if fatal {
+        } else if fatal && self.next_request == HELLO_REQUEST + 1 {
             self.fail(error);
         }
+        // Beside the hello it is about the connection: what has become of the requests that have no answer, it does not say.
         if let Some(why) = disconnect {
             self.fail(Error::Disconnected { why });
         }

@@ -62,7 +62,7 @@ class Bytes(unittest.TestCase):
         clear()
         self.assertEqual(session.submit(frames.APPEND, b""), 5)
         session.feed(said["error"])
-        self.assertIn("appends go to db-1", str(session.answers.pop(5)))
+        self.assertIn("has lost its role", str(session.answers.pop(5)))
         clear(3)
         follow = session.follow(13, 0x1F2E3D4C_00000001)
         session.start(follow)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME, sidecar, sidecar_with_ring, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Epoch, Error, Event, FollowEvent, Lsn, Options, PassedBarrier, Position, Role};
 use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, VERSION, Welcome};
@@ -291,22 +292,40 @@ fn timeout_bounds_hold() {
     server.join();
 }
 
+/// Whatever the connection ends with: of requests without an answer it says nothing.
 #[test]
 fn disconnect_preserves_earlier_answers() {
-    let (mut client, server) = connect(|peer| {
-        let request = peer.expect(APPEND);
-        peer.expect(APPEND);
-        peer.send(request, Response::Ack { lsn: 10 });
-        peer.fatal(0, ErrorCode::ShuttingDown, "the pod ends");
-    });
-    let tickets = [(); 2].map(|()| client.submit(b"x").unwrap());
-    let error = client.wait_for(tickets[1]).unwrap_err();
-    assert!(matches!(&error, Error::Disconnected { why } if why.contains("the pod ends")), "{error}");
-    assert_eq!(client.wait_for(tickets[0]).unwrap(), Lsn(10));
-    assert!(matches!(client.submit(b"x"), Err(Error::Disconnected { .. })));
-    assert!(matches!(client.barrier(), Err(Error::Disconnected { .. })));
-    assert!(matches!(client.read(Lsn(1), 0).unwrap().next(), Some(Err(Error::Disconnected { .. }))));
-    server.join();
+    for code in [ErrorCode::ShuttingDown, ErrorCode::Busy, ErrorCode::BadFrame] {
+        let (mut client, server) = connect(move |peer| {
+            let request = peer.expect(APPEND);
+            peer.expect(APPEND);
+            peer.send(request, Response::Ack { lsn: 10 });
+            peer.fatal(0, code, "the pod ends");
+        });
+        let tickets = [(); 2].map(|()| client.submit(b"x").unwrap());
+        let error = client.wait_for(tickets[1]).unwrap_err();
+        assert!(matches!(&error, Error::Disconnected { why } if why.contains("the pod ends")), "{error}");
+        assert_eq!(client.wait_for(tickets[0]).unwrap(), Lsn(10));
+        assert!(matches!(client.submit(b"x"), Err(Error::Disconnected { .. })));
+        assert!(matches!(client.barrier(), Err(Error::Disconnected { .. })));
+        assert!(matches!(client.read(Lsn(1), 0).unwrap().next(), Some(Err(Error::Disconnected { .. }))));
+        server.join();
+    }
+}
+
+/// The system queues connections until somebody accepts them, and has those wait for which the queue has no room.
+#[test]
+fn connections_that_nobody_accepts_are_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("append.sock");
+    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&listener, 0).unwrap();
+    let options = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
+    for _ in 0..4 {
+        let error = Client::connect_with(&path, &options).err().unwrap();
+        assert!(matches!(error, Error::TimedOut { .. } | Error::Connect { .. }), "{error}");
+    }
 }
 
 #[test]
