@@ -112,6 +112,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         bundle_size: 0,
         window: SendWindow::new(),
         log_end: None,
+        began: None,
         heard: Instant::now(),
         flow,
         notice,
@@ -120,17 +121,24 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     };
     let result = appender.run();
     let failure = result.err().map(|error| appender.give_up(&error));
-    appender.lsns.flush();
+    let printed = appender.lsns.finish();
     let took = appender.progress.finish();
     match failure {
         Some(failure) => Err(failure),
         None => {
+            let summary = summary(appender.window.acked(), took);
             if options.sync {
+                let client = &mut appender.primary.client;
+                // The slowest disk answers, and not only the primary.
+                client.set_timeout(Some(options.target.timeout())).context("set the socket's time-out")?;
                 let _notice = Notice::of_answer("append --sync", appender.primary.socket().to_owned());
-                appender.primary.client.sync().context("sync")?;
+                if let Err(error) = appender.primary.client.sync() {
+                    let why = tailwind_runtime::logging::explain(&error.into());
+                    bail!("sync: {why}\nacknowledged, and not known to be on disk: {summary}");
+                }
             }
-            tell(summary(appender.window.acked(), took));
-            Ok(())
+            tell(summary);
+            printed.context("all records are acknowledged, and not all of their LSNs could be written")
         }
     }
 }
@@ -178,6 +186,8 @@ struct Appender<'a> {
     notice: Notice,
     progress: Progress,
     lsns: LsnPrinter,
+    /// The end of the log when the first record was submitted, as far as it was known.
+    began: Option<Lsn>,
 }
 
 /// How the append flows, for the thread that says why it does not.
@@ -283,6 +293,7 @@ impl Appender<'_> {
             self.heard = Instant::now();
         }
         let client = &mut self.primary.client;
+        self.began.get_or_insert(client.role_info().last);
         let submitted = match self.window.next_to_send().map(Bundle::records) {
             None => return Ok(()),
             Some([record]) => client.submit(record),
@@ -481,7 +492,7 @@ impl Appender<'_> {
             Some(why) => format!("timed out after {}: {why}", spoken(self.patience())),
             None => tailwind_runtime::logging::explain(error),
         };
-        let began = self.primary.client.welcome().last.next();
+        let began = self.log_end.or(self.began).unwrap_or(Lsn(0)).next();
         anyhow!("{why}\n{}", aftermath(&self.window, self.options.framing.noun(), self.options.skip, began))
     }
 }

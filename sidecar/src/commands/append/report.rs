@@ -70,16 +70,20 @@ impl Progress {
 }
 
 /// Prints LSNs to standard output, one per line, until the output is closed.
-pub(super) struct LsnPrinter(Option<BufWriter<StdoutLock<'static>>>);
+pub(super) struct LsnPrinter {
+    out: Option<BufWriter<StdoutLock<'static>>>,
+    /// Why not all of them could be written.
+    failed: Option<io::Error>,
+}
 
 impl LsnPrinter {
     pub(super) fn new(wanted: bool) -> LsnPrinter {
-        LsnPrinter(wanted.then(|| BufWriter::new(io::stdout().lock())))
+        LsnPrinter { out: wanted.then(|| BufWriter::new(io::stdout().lock())), failed: None }
     }
 
     /// True when it would write over the bar.
     pub(super) fn shares_the_terminal(&self) -> bool {
-        self.0.is_some() && io::stdout().is_terminal()
+        self.out.is_some() && io::stdout().is_terminal()
     }
 
     pub(super) fn print(&mut self, (first, last): (Lsn, Lsn)) {
@@ -90,10 +94,18 @@ impl LsnPrinter {
         self.with(BufWriter::flush);
     }
 
-    /// A pipe closed at the other end stops the printing and nothing else: records matter more than their numbers.
+    /// Whether all of them are written that anybody wanted to read.
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        self.flush();
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// An error stops the printing and nothing else: records matter more than their numbers. A pipe that is closed at the other
+    /// end is none.
     fn with(&mut self, print: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> io::Result<()>) {
-        if self.0.as_mut().is_some_and(|out| print(out).is_err()) {
-            self.0 = None;
+        if let Some(Err(error)) = self.out.as_mut().map(print) {
+            self.out = None;
+            self.failed = Some(error).filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
         }
     }
 }
@@ -121,7 +133,7 @@ pub(super) fn spoken(time: Duration) -> String {
     }
 }
 
-/// Where a run that failed has got to, and how to resume. `began`: the LSN that was next when it connected.
+/// Where a run that failed has got to, and how to resume. `began`: the LSN that was next when it submitted its first record.
 pub(super) fn aftermath<T: PartialEq>(window: &SendWindow<T>, noun: &str, skipped: u64, began: Lsn) -> String {
     let acked = window.acked();
     let mut text = match acked.lsns {

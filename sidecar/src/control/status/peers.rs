@@ -39,6 +39,11 @@ pub struct Peers {
     primary: Mutex<Option<(PrimaryRef, Instant)>>,
 }
 
+/// What a terminal shows as it is, and no more of it than a line has room for.
+fn printable(text: &str) -> String {
+    text.chars().take(WHY_CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 impl Peers {
     /// Another sidecar tells of itself. `reads_only`: its certificate says so.
     pub fn hear(&self, note: PeerNote, group: &str, reads_only: bool) -> Result<(), Refusal> {
@@ -48,13 +53,11 @@ impl Peers {
         }
         let name: SidecarId = note.name.parse().map_err(|why| bad(format!("name of a sidecar: {why}")))?;
         let reads_only = reads_only || note.reads_only;
-        let takeover = note.takeover.filter(|_| !reads_only).map(|takeover| Takeover {
-            why_not: takeover.why_not.map(|why| why.chars().take(WHY_CHARS_MAX).collect()),
-            ..takeover
-        });
-        let follow = note
-            .follow
-            .map(|follow| FollowReport { from: follow.from.chars().take(WHY_CHARS_MAX).collect(), ..follow });
+        let takeover = note
+            .takeover
+            .filter(|_| !reads_only)
+            .map(|takeover| Takeover { why_not: takeover.why_not.map(|why| printable(&why)), ..takeover });
+        let follow = note.follow.map(|follow| FollowReport { from: printable(&follow.from), ..follow });
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|_, (_, at)| at.elapsed() < FORGET_AFTER);
         if heard.len() < PEERS_MAX || heard.contains_key(name.as_str()) {
