@@ -71,6 +71,10 @@ listed! { GATES:
     pub const GATE_CAUGHT_UP: &str = "replication.tailwind.dev/caught-up";
 }
 
+/// Reason of that gate's condition for a pod that was in the member set and has left it. For one that was never in it, it is
+/// another.
+pub const LEFT_THE_SET: &str = "LeftTheSet";
+
 listed! { FINALIZERS:
     /// Finalizer of groups whose spec asks for it.
     pub const FINALIZER: &str = "replication.tailwind.dev/retire";

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_SWITCHOVER, CLAIM_SUFFIX, FINALIZER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
-    LABEL_RETAINED_OF, LABEL_ROLE, ROLE_PRIMARY, ca_secret, flush_claim,
+    LABEL_RETAINED_OF, LABEL_ROLE, LEFT_THE_SET, ROLE_PRIMARY, ca_secret, flush_claim,
 };
 use tailwind_crds::{ReplicaGroup, ReplicaGroupStatus};
 use tracing::info;
@@ -193,8 +193,12 @@ impl<'a> Executor<'a> {
                     gone(deleted.map(drop)).doing(doing)?;
                 }
             }
-            Action::Gate { pod, caught_up } => {
-                let (status, reason) = if *caught_up { ("True", "Member") } else { ("False", "NotInTheSet") };
+            Action::Gate { pod, caught_up, left } => {
+                let (status, reason) = match (caught_up, left) {
+                    (true, _) => ("True", "Member"),
+                    (false, true) => ("False", LEFT_THE_SET),
+                    (false, false) => ("False", "NotInTheSet"),
+                };
                 let now = jiff::Timestamp::from_second(self.observed.now.as_second()).unwrap_or(self.observed.now);
                 let patch = json!({"status": {"conditions": [{
                     "type": GATE_CAUGHT_UP,

@@ -34,7 +34,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY, flush_claim};
-use tailwind_crds::{Deletion, ReplicaGroupStatus, WhenRemoved};
+use tailwind_crds::{Deletion, ReplicaGroupSpec, ReplicaGroupStatus, WhenRemoved};
 
 use crate::objects::claim::MemberClaim;
 use crate::objects::disruption::Exit;
@@ -118,7 +118,8 @@ impl Plan {
         self.actions.extend(finalizer(state));
         self.actions.extend(kept_certificates(observed));
         self.actions.extend(owned_claims(observed));
-        if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
+        let has_budget = observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget);
+        if has_budget || observed.group.spec.backups > 1 {
             let is_one_ending = state.backups.iter().any(|backup| backup.member && backup.ends_in_time(observed.now));
             let keeps_all = licence::is_any_damaged(state) || licence::is_any_quarantined(state) || is_one_ending;
             let exit = match keeps_all {
@@ -126,7 +127,9 @@ impl Plan {
                 false if observed.group.spec.backups == 1 => Exit::AfterSuccessor,
                 false => Exit::BeforeSuccessor,
             };
-            let budget = budget(state, exit);
+            // Members that are more than the spec has by now stay: nobody removes them, nor may a drain.
+            let members = observed.log().map_or(0, |log| u8::try_from(log.members.len()).unwrap_or(u8::MAX));
+            let budget = budget(state, exit, observed.group.spec.backups.max(members));
             self.actions.extend(needless_budget(observed, budget.as_ref()));
             self.actions.extend(budget.and_then(|budget| apply(observed, budget).ok()?));
         }
@@ -145,7 +148,7 @@ impl Plan {
             let steps = certificates::steps(&observed.certificates, observed.now);
             actions.extend(steps.into_iter().map(Action::Certificates));
         }
-        let budget = budget(state, backups.exit);
+        let budget = budget(state, backups.exit, group.spec.backups);
         let needless_budget = needless_budget(observed, budget.as_ref());
         for object in wanted_objects(observed).into_iter().chain(budget) {
             match apply(observed, object) {
@@ -224,12 +227,14 @@ fn finalizer(state: &GroupState<'_>) -> Option<Action> {
 }
 
 /// What lets claims go with the group, or outlive it, as its spec says: also while everything else is left alone, since the group may
-/// be deleted at any time.
+/// be deleted at any time. A claim that was retained goes with this group only if the log names its member: another group of the same
+/// name may have left it, as the only copy.
 fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
     let wanted = flush::claim(&observed.group.spec).map(|asked| asked.when_removed == WhenRemoved::Delete);
     let claims = claim::claims(observed).into_iter().filter(MemberClaim::is_kept);
     claims.filter_map(move |claim| {
-        let owned = wanted.filter(|wanted| *wanted != claim.owned)?;
+        let is_member = observed.log().is_some_and(|log| log.members.iter().any(|member| member.name == claim.member));
+        let owned = wanted.filter(|wanted| *wanted != claim.owned && (!wanted || is_member))?;
         Some(Action::OwnClaim { name: flush_claim(&claim.member), uid: claim.uid, owned })
     })
 }
@@ -237,7 +242,7 @@ fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
 /// The budget that the group is to have; none before there is a log. It is not loosened before all members have been asked: an
 /// operator that has just started does not know yet what the one before it knew. Nor is it removed before that, where the config
 /// store knows of no log.
-fn budget(state: &GroupState<'_>, exit: Exit) -> Option<Owned> {
+fn budget(state: &GroupState<'_>, exit: Exit, backups: u8) -> Option<Owned> {
     let Observed { group, server, .. } = state.observed;
     let has_log = state.observed.log().is_some_and(|log| !log.members.is_empty());
     let had_log = || own_budget(state.observed).is_some() && licence::is_any_silent(state);
@@ -248,7 +253,8 @@ fn budget(state: &GroupState<'_>, exit: Exit) -> Option<Owned> {
     let exit = if is_forgotten { Exit::Never } else { exit };
     let before = own_budget(state.observed).filter(|_| licence::is_any_unasked(state));
     let before = before.and_then(|budget| disruption::stays(&budget.object));
-    let stay = disruption::stay(&group.spec, exit, licence::unproved(state), before)?;
+    let spec = ReplicaGroupSpec { backups, ..group.spec.clone() };
+    let stay = disruption::stay(&spec, exit, licence::unproved(state), before)?;
     Some(disruption::budget(group, *server, stay))
 }
 
@@ -295,7 +301,10 @@ fn gates(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
     let has_log = state.observed.log().is_some();
     let changed = state.alive().filter(|backup| backup.node.is_some() && backup.gate != Some(backup.member));
     let changed = changed.filter(move |backup| has_log || backup.gate.is_none());
-    changed.map(|backup| Action::Gate { pod: backup.name.clone(), caught_up: backup.member })
+    changed.map(|backup| {
+        let left = !backup.member && (backup.gate == Some(true) || backup.left);
+        Action::Gate { pod: backup.name.clone(), caught_up: backup.member, left }
+    })
 }
 
 /// The role label on the primary alone; on nobody while the group is fenced, since then nobody may append.

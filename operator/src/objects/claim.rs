@@ -27,6 +27,8 @@ pub(crate) struct MemberClaim {
     pub(crate) uid: String,
     /// It has a volume, so something may have been written to it.
     pub(crate) bound: bool,
+    /// Its volume is gone, and with it what was written. Pods that have it mounted go on.
+    lost: bool,
     /// It has been deleted, and goes when no pod uses it any more.
     pub(crate) ending: bool,
     /// It was made for another size or storage class.
@@ -51,7 +53,7 @@ impl MemberClaim {
 
     /// True if its content outlives a pod.
     pub(crate) fn has_files(&self) -> bool {
-        self.bound && !self.ending
+        self.bound && !self.lost && !self.ending
     }
 
     /// It was made for another size or storage class than the spec asks for now.
@@ -149,6 +151,7 @@ pub(crate) fn claims(observed: &Observed) -> Vec<MemberClaim> {
                 member: member.to_owned(),
                 uid: object.uid().unwrap_or_default(),
                 bound: object.data["spec"]["volumeName"].as_str().is_some_and(|volume| !volume.is_empty()),
+                lost: object.data["status"]["phase"] == "Lost",
                 ending: object.metadata.deletion_timestamp.is_some(),
                 outdated: current.is_some() && object.annotations().get(ANNOTATION_TEMPLATE) != current.as_ref(),
                 owned,

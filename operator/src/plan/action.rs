@@ -74,6 +74,8 @@ pub enum Action {
         pod: String,
         /// In the set.
         caught_up: bool,
+        /// It was in the set.
+        left: bool,
     },
     /// An app pod gets the role label, or loses it.
     Role {
@@ -117,7 +119,10 @@ impl Action {
                     false => Notice::BackupRemoved(name.clone(), reason.clone()),
                 })
             }
-            Action::Delete(Removal { name, .. }) => Some(Notice::ClaimReleased(flush_claim(name))),
+            Action::Delete(Removal { name, claim, .. }) => {
+                let is_deleted = claim.as_ref().is_some_and(|step| step.end == ClaimEnd::Delete);
+                (!is_deleted).then(|| Notice::ClaimReleased(flush_claim(name)))
+            }
             Action::Certificates(CertificateStep::RenewAuthority) => Some(Notice::AuthorityRenewed),
             Action::Role { pod, primary: true } => Some(Notice::Primary(pod.clone())),
             _ => None,
@@ -140,7 +145,7 @@ impl fmt::Display for Action {
             Action::OwnClaim { name, owned: true, .. } => write!(f, "let claim {name} go with the group"),
             Action::OwnClaim { name, owned: false, .. } => write!(f, "let claim {name} outlive the group"),
             Action::Delete(removal) => removal.fmt(f),
-            Action::Gate { pod, caught_up } => write!(f, "set the readiness gate of pod {pod} to {caught_up}"),
+            Action::Gate { pod, caught_up, .. } => write!(f, "set the readiness gate of pod {pod} to {caught_up}"),
             Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
             Action::Role { pod, primary: false } => write!(f, "remove the primary label from pod {pod}"),
         }

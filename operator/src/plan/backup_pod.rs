@@ -12,8 +12,8 @@ use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::OnCordon;
 use tailwind_crds::names::{
-    ANNOTATION_ATTEMPT, ANNOTATION_CLAIM, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP,
-    flush_claim,
+    ANNOTATION_ATTEMPT, ANNOTATION_CLAIM, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, LEFT_THE_SET,
+    PORT_BACKUP, flush_claim,
 };
 
 use super::placement::{Refusal, is_about_to_go};
@@ -63,6 +63,8 @@ pub(crate) struct BackupPod {
     pub(crate) ready: bool,
     /// What its readiness gate says now.
     pub(crate) gate: Option<bool>,
+    /// It says that it was in a set before.
+    pub(crate) left: bool,
     /// A budget counts it, or will in a moment: also one that has just left the set, until its kubelet has heard of that.
     pub(crate) counted: bool,
     /// A budget counts it, even if it is lost: its node may be gone, and nobody has said so of the pod.
@@ -284,6 +286,7 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         counted: ready && (member || is_true(pod, GATE_CAUGHT_UP) || is_true(pod, "Ready")),
         counted_lost: is_healthy(pod),
         gate: has_gate,
+        left: gate.is_some_and(|gate| gate.reason.as_deref() == Some(LEFT_THE_SET)),
         outside_since,
         outdated,
         tolerates_node: leaves_node.is_none() && leaves_untolerated.is_some(),

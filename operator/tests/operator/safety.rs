@@ -13,7 +13,9 @@ use kube::ResourceExt;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use serde_json::{Value, json};
-use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_BACKUP_OF, LABEL_GROUP, SIDECAR_CONTAINER, flush_claim};
+use tailwind_crds::names::{
+    GATE_CAUGHT_UP, LABEL_BACKUP_OF, LABEL_GROUP, LEFT_THE_SET, SIDECAR_CONTAINER, flush_claim,
+};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
 use tailwind_operator::objects::claim::{ClaimEnd, claim};
 use tailwind_operator::objects::pod::{Creation, backup};
@@ -734,10 +736,11 @@ impl World {
                 self.asked.take_if(|_| object.kind == Kind::DisruptionBudget);
                 self.forget(object);
             }
-            Action::Gate { pod: name, caught_up } => {
+            Action::Gate { pod: name, caught_up, left } => {
                 let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == *name).unwrap();
                 let mut value = serde_json::to_value(&*pod).unwrap();
                 gate(&mut value, *caught_up);
+                said_to_have_left(&mut value, *left);
                 *pod = serde_json::from_value(value).unwrap();
                 return true;
             }
@@ -977,6 +980,14 @@ fn gate(pod: &mut serde_json::Value, caught_up: bool) {
     // As if it had become so when the world began.
     let gate = json!({"type": GATE_CAUGHT_UP, "status": status, "lastTransitionTime": NOW});
     pod["status"]["conditions"] = others.chain([gate]).collect();
+}
+
+/// What the operator has said of a pod that is not in the set.
+fn said_to_have_left(pod: &mut serde_json::Value, left: bool) {
+    let gates = pod["status"]["conditions"].as_array_mut().unwrap().iter_mut();
+    for gate in gates.filter(|condition| condition["type"] == GATE_CAUGHT_UP) {
+        gate["reason"] = json!(if left { LEFT_THE_SET } else { "NotInTheSet" });
+    }
 }
 
 /// As budgets count: ready and in the set.

@@ -150,6 +150,8 @@ struct Backup {
     /// Its gate says the contrary of what the log does: it has just joined the set, or left it.
     #[serde(default)]
     gate_lags: bool,
+    /// Why its gate says so.
+    gate_reason: Option<String>,
     /// So long ago it should have ended.
     #[serde(default)]
     ending_minutes: i64,
@@ -163,6 +165,9 @@ struct Claim {
     /// Nothing has been written to it.
     #[serde(default)]
     unbound: bool,
+    /// Its volume was deleted.
+    #[serde(default)]
+    lost: bool,
     /// It was deleted by a user.
     #[serde(default)]
     deleted: bool,
@@ -378,6 +383,9 @@ fn claim_of(given: &Claim, observed: &Observed) -> Owned {
     }
     if !given.unbound {
         claim.object.data["spec"]["volumeName"] = json!(format!("volume-{}", given.of));
+    }
+    if given.lost {
+        claim.object.data["status"] = json!({"phase": "Lost"});
     }
     claim
 }
@@ -608,7 +616,7 @@ impl Example {
             "message": given.message,
             "conditions": [
                 {"type": "ContainersReady", "status": truth(ready)},
-                {"type": GATE_CAUGHT_UP, "status": truth(member != given.gate_lags)},
+                {"type": GATE_CAUGHT_UP, "status": truth(member != given.gate_lags), "reason": given.gate_reason},
                 {"type": "Ready", "status": truth(ready && member != given.gate_lags)},
             ],
         });
