@@ -77,10 +77,10 @@ fn a_directory_that_was_made_again_is_not_taken_for_the_old_one() {
     let sidecar = Sidecar::start(place.path());
     assert!(place.run(&sidecar, &[], "echo precious >volume/file").wait().success());
     let mark = place.path().join(".tailwind-exec/directory");
-    let (inode, made) =
-        fs::read_to_string(&mark).unwrap().split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let text = fs::read_to_string(&mark).unwrap();
+    let [inode, made, log] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
     assert_ne!(made, "0.000000000", "this file system says when a directory was made");
-    fs::write(&mark, format!("{inode} 1.000000000")).unwrap();
+    fs::write(&mark, format!("{inode} 1.000000000 {log}")).unwrap();
     assert_eq!(place.run(&sidecar, &[], "true").wait().code(), Some(1));
     assert!(place.read("stderr").contains("nothing says that tailwind-exec has put them there"));
     assert_eq!(place.read("volume/file"), "precious\n");
