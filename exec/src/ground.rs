@@ -113,12 +113,12 @@ impl Ground {
             return Ok(());
         }
         if self.has_files()? {
-            let log = self.mark_of_log()?.unwrap_or_default();
-            let is_same = log == log_of(history) || [&log, &log_of(history)].contains(&&log_of(History::UNKNOWN));
+            let (marked, now, unknown) =
+                (self.mark_of_log()?.unwrap_or_default(), log_of(history), log_of(History::UNKNOWN));
             ensure!(
-                is_same,
-                "--dir {} has files of another log, maybe the last copy of them: move them away, or remove them if they are of no \
-                 use",
+                marked == now || marked == unknown || now == unknown,
+                "--dir {} has files of another log, maybe the last copy of them: move them away, or remove \
+                 them if nobody needs them",
                 self.directory.display(),
             );
             own_folder::remove_contents(&self.root).with_context(|| format!("empty {}", self.directory.display()))?;

@@ -74,7 +74,7 @@ impl OwnFolder {
     pub(crate) fn write(&self, name: &str, word: &str) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let open = |flags| openat(&self.folder, name, flags, Mode::from(0o666));
-        let replace = || {
+        let replace = || -> io::Result<()> {
             let file = match open(flags) {
                 Ok(file) if is_file(&file)? => file,
                 Ok(_) | Err(Errno::LOOP | Errno::NXIO) => {
@@ -86,7 +86,7 @@ impl OwnFolder {
             fs::File::from(file.try_clone()?).write_all(word.as_bytes())?;
             Ok(ftruncate(&file, word.len() as u64)?)
         };
-        replace().map_err(|error: io::Error| error).with_context(|| format!("write {}", self.path.join(name).display()))
+        replace().with_context(|| format!("write {}", self.path.join(name).display()))
     }
 
     /// A file's content, if there is such a file and it can be read.

@@ -251,18 +251,14 @@ impl<'a, L: Log> Supervisor<'a, L> {
         let (mut left, mut sent) = (Vec::new(), false);
         for (wants, syncs) in wanted {
             let ids: Vec<u64> = syncs.iter().map(|stopped| stopped.id).collect();
-            let (mut records, mut size_before, began) = (Vec::new(), 0, Instant::now());
+            let (mut records, logged, last, began) =
+                (Vec::new(), self.generation.logged, self.log.sent(), Instant::now());
             let result = match &wants {
                 Wanted::Files(numbers) => numbers.iter().try_fold(true, |are_here, number| {
                     self.volume.capture_file(*number, &mut records).map(|is_here| are_here && is_here)
                 }),
                 Wanted::Names => self.volume.capture_names(&mut records).map(|()| true),
-                Wanted::All => {
-                    let appended = self.capture_all()?;
-                    size_before = appended.size;
-                    sent |= appended.size > 0;
-                    appended.result.map(|()| true)
-                }
+                Wanted::All => self.capture_all()?.map(|()| true),
                 Wanted::Kernel => {
                     self.answer_all(&ids, Answer::Go)?;
                     continue;
@@ -276,12 +272,11 @@ impl<'a, L: Log> Supervisor<'a, L> {
             self.tally.captures.add(began.elapsed());
             // What was captured before a refusal is in the image, so it goes to the log.
             self.send(&records)?;
-            sent |= !records.is_empty();
+            let (is_new, appended) = (self.log.sent() > last, self.generation.logged - logged);
+            sent |= is_new;
             match result {
                 Ok(false) => left.extend(syncs),
-                Ok(true) if records.is_empty() && planted::has(Bug::AnsweredAtOnce) => {
-                    self.answer_all(&ids, Answer::Done)?
-                }
+                Ok(true) if !is_new && planted::has(Bug::AnsweredAtOnce) => self.answer_all(&ids, Answer::Done)?,
                 Ok(true) => {
                     // What is in the log already may have been overwritten by a successor's program: an ack proves that there is
                     // none, if its append comes after the sync.
@@ -294,21 +289,18 @@ impl<'a, L: Log> Supervisor<'a, L> {
                 }
                 Err(refusal) => self.refuse(&ids, &refusal)?,
             }
-            self.renew(size_before + size(&records))?;
+            self.renew(appended)?;
         }
         Ok(left)
     }
 
     /// Takes the whole volume, and hands it to the log.
-    fn capture_all(&mut self) -> Result<Appended, Loss> {
+    fn capture_all(&mut self) -> Result<Result<(), Refusal>, Loss> {
         let Supervisor { volume, log, generation, .. } = self;
-        let mut size_sent = 0;
-        let result = volume.capture_all(|records| {
-            size_sent += size(records);
+        volume.capture_all(|records| {
+            generation.logged += size(records);
             log.send(records)
-        })?;
-        generation.logged += size_sent;
-        Ok(Appended { result, size: size_sent })
+        })
     }
 
     fn wants(&mut self, stopped: &Stopped) -> Result<Wanted, Refusal> {
@@ -501,7 +493,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
 
     fn end(&mut self, exit: Exit) -> Result<Exit, Loss> {
         if exit == Exit::Code(0) {
-            let Appended { result, .. } = self.capture_all()?;
+            let result = self.capture_all()?;
             if !self.log.wait(self.program.own_signals())? {
                 return Err(Loss::Unfinished);
             }
@@ -512,13 +504,6 @@ impl<'a, L: Log> Supervisor<'a, L> {
         }
         Ok(exit)
     }
-}
-
-/// What has become of a capture of the whole volume.
-struct Appended {
-    result: Result<(), Refusal>,
-    /// Bytes of the records that went to the log.
-    size: u64,
 }
 
 fn size(records: &[Vec<u8>]) -> u64 {

@@ -8,7 +8,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode as Bits, OFlags};
@@ -525,7 +524,7 @@ impl Volume {
         let (mut mapped, root) = (Mapped::default(), self.root_path());
         for proc::Mapping { inode, writable, path } in proc::mapped(thread, address, length)? {
             let is_here = root.as_ref().is_none_or(|root| path.starts_with(root));
-            let is_gone = path.as_os_str().as_bytes().ends_with(proc::DELETED);
+            let is_gone = proc::is_deleted(&path);
             match self.inodes.get(&inode).filter(|_| is_here || is_gone) {
                 // The name that it was mapped under may be gone, and may have been elsewhere.
                 Some(number) => drop(mapped.files.insert(*number)),

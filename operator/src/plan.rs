@@ -302,7 +302,7 @@ fn gates(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
     let changed = state.alive().filter(|backup| backup.node.is_some() && backup.gate != Some(backup.member));
     let changed = changed.filter(move |backup| has_log || backup.gate.is_none());
     changed.map(|backup| {
-        let left = !backup.member && (backup.gate == Some(true) || backup.left);
+        let left = !backup.member && backup.was_in_set();
         Action::Gate { pod: backup.name.clone(), caught_up: backup.member, left }
     })
 }

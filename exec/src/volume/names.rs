@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode as Bits, OFlags};
@@ -163,7 +162,7 @@ impl Volume {
             lost |= place.is_none();
         }
         if lost {
-            // It was moved before its event came: wherever it is in the volume, it is found there.
+            // It was moved before its event came. If it is in the volume, the list finds it.
             self.list_all()?;
         }
         Ok(lost || self.tree.is_floating())
@@ -180,7 +179,7 @@ impl Volume {
         let (Some(root), Some(path), true) = (self.root_path(), proc::own_path(held), is_named) else {
             return Some(Place::Outside);
         };
-        if path.as_os_str().as_bytes().ends_with(proc::DELETED) {
+        if proc::is_deleted(&path) {
             return None;
         }
         Some(if path.starts_with(root) { Place::Inside } else { Place::Outside })

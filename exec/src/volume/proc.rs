@@ -7,9 +7,9 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -447,7 +447,12 @@ pub(crate) fn own_path(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
 }
 
 /// What the kernel writes behind the path of a file that has no name any more.
-pub(crate) const DELETED: &[u8] = b" (deleted)";
+const DELETED: &[u8] = b" (deleted)";
+
+/// Whether a path says that its file has no name any more, or had another one.
+pub(crate) fn is_deleted(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(DELETED)
+}
 
 /// Memory that a thread shares with a file.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -86,7 +86,7 @@ fn a_directory_that_was_made_again_is_not_taken_for_the_old_one() {
     assert_eq!(place.read("volume/file"), "precious\n");
 }
 
-/// What was taken before the import was given up is of no use, and in nobody's way.
+/// What was taken before the import was given up is void, and in nobody's way.
 #[test]
 fn an_import_that_fails_is_tried_again() {
     let place = place_with_file();
@@ -100,7 +100,7 @@ fn an_import_that_fails_is_tried_again() {
     assert_eq!(other.read("stdout").trim(), "mine3145728");
 }
 
-/// Nor for one that others have begun; nor for the log of another program, whatever its records are.
+/// Nor for one that others have begun; nor for the log of another program.
 #[test]
 fn files_of_an_earlier_log_are_not_removed_for_another_one() {
     let place = Place::new();

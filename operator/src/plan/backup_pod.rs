@@ -171,6 +171,11 @@ impl fmt::Display for Leave {
 }
 
 impl BackupPod {
+    /// Is or was in a set, by what its gate says.
+    pub(crate) fn was_in_set(&self) -> bool {
+        self.gate == Some(true) || self.left
+    }
+
     /// Works or may do so yet.
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive | Health::Unplaced)

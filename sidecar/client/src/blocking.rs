@@ -27,7 +27,7 @@ use crate::{Error, Reserved, Result};
 /// Looks at the ring between two looks at the clock: both cost some 25 ns.
 const SPINS_PER_CLOCK: u32 = 16;
 
-/// The system lets a connection wait for room in the listener's queue, for ever if nobody accepts.
+/// The system lets a connection wait for room in the listener's queue, without end if nobody accepts.
 fn connect_within(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, timeout.map(|timeout| timeout.max(Duration::from_millis(1))))?;

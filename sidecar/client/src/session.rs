@@ -766,8 +766,8 @@ impl Session {
         }
     }
 
-    /// An error goes to the caller that waits for that request. A fatal one ends the connection too; if no caller waits for
-    /// its request, the next one gets it.
+    /// An error goes to the caller that waits for that request. A fatal one ends the connection too: the callers of all
+    /// other requests learn that, and only the hello's gets the error itself.
     fn on_error(&mut self, request: u64, fatal: bool, error: Error) {
         let disconnect = fatal.then(|| match &error {
             Error::Disconnected { why } => why.clone(),

@@ -30,8 +30,7 @@ impl Planner<'_> {
     fn may_delete(&self, claim: &MemberClaim, backup: Option<&BackupPod>) -> bool {
         let report = self.observed.reports.get(&claim.member).and_then(|report| report.as_ref().ok());
         // Its only pod so far was never in a set, and had nothing to set aside.
-        let was_member = |backup: &BackupPod| backup.gate == Some(true) || backup.left;
-        let is_first = |backup: &BackupPod| !claim.is_older_than(backup.created) && !was_member(backup);
+        let is_first = |backup: &BackupPod| !claim.is_older_than(backup.created) && !backup.was_in_set();
         !claim.bound || report.is_some_and(|report| report.quarantined == Some(0)) || backup.is_some_and(is_first)
     }
 

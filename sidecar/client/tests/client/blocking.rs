@@ -292,7 +292,7 @@ fn timeout_bounds_hold() {
     server.join();
 }
 
-/// Whatever the connection ends with: of requests without an answer it says nothing.
+/// No error that ends a connection says anything of requests without an answer.
 #[test]
 fn disconnect_preserves_earlier_answers() {
     for code in [ErrorCode::ShuttingDown, ErrorCode::Busy, ErrorCode::BadFrame] {
