@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, set_child_subreaper, wait};
 use tracing::info;
 
+use crate::call::Thread;
 use crate::descriptors;
 use crate::trap::{self, Answer, Listener, Refusals, Refused, Settings, Stopped};
 use crate::volume::descendants;
@@ -103,7 +104,9 @@ pub struct Program {
     pid: Pid,
     listener: Listener,
     signals: Signals,
-    /// A signal that asks for the end was passed on.
+    /// Signals that are still to be passed on, and when they came.
+    held: Vec<(Signal, Instant)>,
+    /// A signal has asked for the end.
     asked_to_end: bool,
 }
 
@@ -138,7 +141,7 @@ impl Program {
         let settings = Settings { descriptors: descriptors::before(), ..settings };
         let (child, listener) = trap::spawn_with(command, settings)?;
         let pid = Pid::from_child(&child);
-        Ok(Program { child, pid, listener, signals, asked_to_end: false })
+        Ok(Program { child, pid, listener, signals, held: Vec::new(), asked_to_end: false })
     }
 
     /// The next stopped call, if one waits.
@@ -167,7 +170,7 @@ impl Program {
         self.listener.as_fd()
     }
 
-    /// Polls readable when `look` has something to do.
+    /// Polls readable when `take_signals` or `look` has something to do.
     pub fn signals(&self) -> BorrowedFd<'_> {
         self.signals.as_fd()
     }
@@ -182,17 +185,38 @@ impl Program {
         self.signals.any()
     }
 
-    /// Passes signals on and reaps the processes that have ended. Returns how the program itself ended, if it has.
-    pub fn look(&mut self) -> io::Result<Option<Exit>> {
-        let signals = self.signals.take();
-        self.asked_to_end |= ask_for_the_end(&signals);
-        for signal in signals {
-            if signal != Signal::CHILD {
-                info!(signal = signal.as_raw(), "passes a signal on to the program");
-                // It may just have ended.
-                let _ = kill_process(self.pid, signal);
-            }
+    /// Takes in the signals that have come.
+    pub fn take_signals(&mut self) {
+        let came = self.signals.take();
+        self.asked_to_end |= ask_for_the_end(&came);
+        let now = Instant::now();
+        self.held.extend(came.into_iter().filter(|signal| *signal != Signal::CHILD).map(|signal| (signal, now)));
+    }
+
+    /// How long signals have been waiting to be passed on. `None`: there are none.
+    pub fn holds_signals(&self) -> Option<Duration> {
+        self.held.first().map(|(_, came)| came.elapsed())
+    }
+
+    /// Passes on the signals that were taken in.
+    pub fn pass_signals_on(&mut self) {
+        let held = std::mem::take(&mut self.held);
+        for (signal, _) in &held {
+            // It may just have ended.
+            let _ = kill_process(self.pid, *signal);
         }
+        for (signal, _) in held {
+            info!(signal = signal.as_raw(), "passed a signal on to the program");
+        }
+    }
+
+    /// Whether this is the thread that the kernel prefers for a signal to the program (signal(7)): its first one.
+    pub fn is_first(&self, thread: Thread) -> bool {
+        thread.0 == self.pid.as_raw_pid().cast_unsigned()
+    }
+
+    /// Reaps the processes that have ended. Returns how the program itself ended, if it has.
+    pub fn look(&mut self) -> io::Result<Option<Exit>> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(Some(status.into()));
         }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use tailwind_client::Lsn;
 use tracing::warn;
 
-use crate::call::Call;
+use crate::call::{Call, Thread};
 use crate::planted::{self, Bug};
 use crate::program::{Exit, Program, Signals, ask_for_the_end};
 use crate::record::{Number, Record};
@@ -31,6 +31,10 @@ const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 pub const INCOMPLETE: i32 = 74;
 /// Stopped calls that are taken before any is answered: threads of a program, at most.
 const CALLS_MAX: usize = 4096;
+/// How long a signal waits for a call of the thread that takes it.
+const SIGNAL_WAIT: Duration = Duration::from_millis(50);
+/// Between two looks for one.
+const SIGNAL_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// Why the program must not continue.
 #[derive(Debug, thiserror::Error)]
@@ -122,8 +126,8 @@ pub struct Supervisor<'a, L> {
     volume: Volume,
     log: L,
     outside: Outside,
-    /// Calls that have been received and not answered.
-    open: BTreeSet<u64>,
+    /// Calls that have been received and not answered, and their threads.
+    open: BTreeMap<u64, Thread>,
     /// Syncs that wait for an append.
     waiting: VecDeque<(Lsn, u64)>,
     /// Why syncs of files elsewhere fail, said once for each.
@@ -167,7 +171,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
             volume,
             log,
             outside,
-            open: BTreeSet::new(),
+            open: BTreeMap::new(),
             waiting: VecDeque::new(),
             told: BTreeSet::new(),
             generation: Generation { logged, ..Generation::default() },
@@ -185,18 +189,34 @@ impl<'a, L: Log> Supervisor<'a, L> {
     pub fn run(&mut self) -> Result<Exit, Loss> {
         let mut woken = Woken { call: false, signal: true };
         loop {
-            self.turn(woken)?;
-            if (woken.signal || self.program.has_signals())
-                && let Some(exit) = self.program.look()?
-            {
-                return self.end(exit);
+            let mut calls = if woken.call { self.receive(true)? } else { Vec::new() };
+            if self.program.holds_signals().is_some() {
+                calls.extend(self.pass_signals_on()?);
+            }
+            self.turn(calls)?;
+            if woken.signal || self.program.has_signals() {
+                self.program.take_signals();
+                if let Some(exit) = self.program.look()? {
+                    return self.end(exit);
+                }
             }
             woken = self.sleep()?;
         }
     }
 
-    fn turn(&mut self, woken: Woken) -> Result<(), Loss> {
-        let calls = if woken.call { self.receive(true)? } else { Vec::new() };
+    /// Passes signals on when they interrupt no call: one that has been stopped and not yet received would fail with EINTR
+    /// (seccomp_unotify(2)), which many programs do not expect of an fsync. So it is done while a call of the thread that takes
+    /// them is held here; or, if it makes none, after a moment. Returns the calls that had to be received before.
+    fn pass_signals_on(&mut self) -> io::Result<Vec<Stopped>> {
+        let calls = self.receive(false)?;
+        let is_held = self.open.values().any(|thread| self.program.is_first(*thread));
+        if is_held || self.program.holds_signals() >= Some(SIGNAL_WAIT) {
+            self.program.pass_signals_on();
+        }
+        Ok(calls)
+    }
+
+    fn turn(&mut self, calls: Vec<Stopped>) -> Result<(), Loss> {
         let mut syncs = Vec::new();
         for stopped in calls {
             self.volume.stopped(stopped.thread);
@@ -222,7 +242,7 @@ impl<'a, L: Log> Supervisor<'a, L> {
         {
             calls.push(stopped);
         }
-        self.open.extend(calls.iter().map(|stopped| stopped.id));
+        self.open.extend(calls.iter().map(|stopped| (stopped.id, stopped.thread)));
         Ok(calls)
     }
 
@@ -450,7 +470,8 @@ impl<'a, L: Log> Supervisor<'a, L> {
             PollFd::from_borrowed_fd(self.program.signals(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.log.as_fd(), PollFlags::IN),
         ];
-        match poll(&mut descriptors, Some(&LOOK_EVERY)) {
+        let wait = if self.program.holds_signals().is_some() { &SIGNAL_LOOK } else { &LOOK_EVERY };
+        match poll(&mut descriptors, Some(wait)) {
             Ok(0) => Ok(Woken { call: false, signal: true }),
             Ok(_) => {
                 let [calls, signals, _] = descriptors.map(|descriptor| descriptor.revents());
@@ -467,10 +488,12 @@ impl<'a, L: Log> Supervisor<'a, L> {
     pub fn wind_down(&mut self, time: Duration) -> io::Result<()> {
         let deadline = Instant::now() + time;
         self.program.ask_to_end();
-        for id in std::mem::take(&mut self.open) {
+        for id in std::mem::take(&mut self.open).into_keys() {
             self.program.answer(id, Answer::Fail(Errno::IO))?;
         }
         while self.program.look()?.is_none() {
+            self.program.take_signals();
+            self.program.pass_signals_on();
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;

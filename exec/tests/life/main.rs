@@ -24,6 +24,7 @@ mod readiness;
 mod removal;
 mod seeking;
 mod sidecar;
+mod signals;
 mod sparse;
 mod survivors;
 mod threads;
