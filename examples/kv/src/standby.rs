@@ -287,7 +287,7 @@ async fn ask_positions(
             };
             client.position().await
         };
-        let late = || Err(Error::TimedOut { after: POSITION_PATIENCE });
+        let late = || Err(Error::TimedOut { after: POSITION_PATIENCE, in_flight: None });
         let position = timeout(POSITION_PATIENCE, question).await.unwrap_or_else(|_| late());
         if position.is_err() {
             client = None;

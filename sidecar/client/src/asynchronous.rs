@@ -1,8 +1,8 @@
 //! The asynchronous client, on `tokio`. The same functions as [`blocking`](crate::blocking), where they are described.
 //!
 //! Called by apps; calls `session` for everything but waiting. Every future here may be dropped early: state changes only
-//! between waits, so nothing received is lost, and an append whose future was dropped is still in flight, its answer to be
-//! taken with `next_ack` or `flush`. That makes `next_ack`, `next_role` and `next_event` fit for `select!`.
+//! between waits, so nothing received is lost. An append whose future was dropped is in flight, its answer to be taken with
+//! `next_ack` or `flush`, or was never taken, if there was no room for it yet: `submit` tells which. That makes `next_ack`, `next_role` and `next_event` fit for `select!`.
 //!
 //! ```no_run
 //! use tailwind_client::asynchronous::Client;
@@ -18,7 +18,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, Shutdown, shutdown};
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request};
@@ -119,7 +119,7 @@ impl Client {
 
     /// Waits for the answer to one append. Answers to others are kept.
     pub async fn wait_for(&mut self, ticket: Ticket) -> Result<Lsn> {
-        self.wait(|session| session.take_answer(ticket)).await
+        self.wait(|session| session.take_answer(ticket)).await.map_err(|error| error.of_append(ticket))
     }
 
     /// Waits for the oldest answer that has not been taken; `None` if nothing is in flight.
@@ -295,7 +295,9 @@ impl Client {
         let ready = async { self.stream.ready(interest).await.map_or((), |_| ()) };
         match self.timeout {
             None => ready.await,
-            Some(after) => tokio::time::timeout(after, ready).await.map_err(|_| Error::TimedOut { after })?,
+            Some(after) => {
+                tokio::time::timeout(after, ready).await.map_err(|_| Error::TimedOut { after, in_flight: None })?
+            }
         }
         Ok(())
     }
@@ -303,6 +305,10 @@ impl Client {
     fn transmit(&mut self) {
         let stream = &self.stream;
         self.session.transmit(|bytes| stream.try_write(bytes));
+        if self.session.has_failed_to_send() {
+            // As in the blocking client.
+            let _ = shutdown(stream, Shutdown::Write);
+        }
     }
 
     fn receive(&mut self) {
@@ -331,6 +337,8 @@ struct Reading<'c> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         self.client.session.stop_read();
+        // The sidecar has only so many places for reads.
+        self.client.transmit();
     }
 }
 

@@ -12,9 +12,11 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    shutdown, socket_with,
 };
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::Lsn;
@@ -34,6 +36,26 @@ fn connect_within(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStre
     rustix::io::retry_on_intr(|| connect(&socket, &SocketAddrUnix::new(path)?))?;
     set_socket_timeout(&socket, Timeout::Send, None)?;
     Ok(UnixStream::from(socket))
+}
+
+/// Repeats a call that waits for at most the timeout while signals interrupt it, though not for longer than the timeout again:
+/// the system begins each wait from the start.
+fn despite_signals<T>(
+    timeout: Option<Duration>,
+    mut wait: impl FnMut() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    let mut interrupted = None;
+    loop {
+        match wait() {
+            Err(Errno::INTR) => {
+                let since = interrupted.get_or_insert_with(Instant::now);
+                if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
+                    return Err(Errno::AGAIN);
+                }
+            }
+            waited => return waited,
+        }
+    }
 }
 
 /// One connection to a sidecar.
@@ -135,7 +157,7 @@ impl Client {
 
     /// Waits for the answer to one append. Answers to others are kept for `wait`, `next_ack` or `flush`.
     pub fn wait_for(&mut self, ticket: Ticket) -> Result<Lsn> {
-        self.wait(|session| session.take_answer(ticket))
+        self.wait(|session| session.take_answer(ticket)).map_err(|error| error.of_append(ticket))
     }
 
     /// Waits for the oldest answer that has not been taken; `None` if nothing is in flight.
@@ -361,8 +383,8 @@ impl Client {
         let timeout = self.timeout.and_then(|t| Timespec::try_from(t).ok());
         let out = if self.session.waits_for_socket() { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [PollFd::new(&self.stream, PollFlags::IN | out)];
-        match rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref())) {
-            Ok(0) => Err(self.timed_out()),
+        match despite_signals(self.timeout, || poll(&mut fds, timeout.as_ref())) {
+            Ok(0) | Err(Errno::AGAIN) => Err(self.timed_out()),
             // Other errors show when the socket is read.
             _ => Ok(()),
         }
@@ -372,10 +394,15 @@ impl Client {
         let stream = &self.stream;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         self.session.transmit(|bytes| Ok(rustix::io::retry_on_intr(|| send(stream, bytes, flags))?));
+        if self.session.has_failed_to_send() {
+            // A request without its end will have no answer: the sidecar ends the connection.
+            let _ = shutdown(stream, Shutdown::Write);
+        }
     }
 
     fn receive(&mut self, flags: RecvFlags) -> bool {
         let stream = &self.stream;
+        let timeout = self.timeout;
         if self.session.expects_file() {
             let mut file = None;
             let came = self.session.receive(|room| {
@@ -387,11 +414,11 @@ impl Client {
             return came;
         }
         self.session
-            .receive(|room| Ok(rustix::io::retry_on_intr(|| recv(stream, &mut *room, flags).map(|(size, _)| size))?))
+            .receive(|room| Ok(despite_signals(timeout, || recv(stream, &mut *room, flags).map(|(size, _)| size))?))
     }
 
     fn timed_out(&self) -> Error {
-        Error::TimedOut { after: self.timeout.unwrap_or_default() }
+        Error::TimedOut { after: self.timeout.unwrap_or_default(), in_flight: None }
     }
 }
 
@@ -412,6 +439,8 @@ struct Reading<'c> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         self.client.session.stop_read();
+        // The sidecar has only so many places for reads.
+        self.client.transmit();
     }
 }
 
@@ -538,5 +567,23 @@ impl Follow<'_> {
         self.reading.client.session.stop_read();
         self.reading.client.finish_read()?;
         Ok(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_signals_interrupt_ends() {
+        let timeout = Some(Duration::from_millis(20));
+        let interrupted = || -> rustix::io::Result<()> { Err(Errno::INTR) };
+        assert_eq!(despite_signals(timeout, interrupted), Err(Errno::AGAIN));
+        let mut left = 3;
+        let answered = || {
+            left -= 1;
+            if left > 0 { Err(Errno::INTR) } else { Ok(left) }
+        };
+        assert_eq!(despite_signals(None, answered), Ok(0));
     }
 }

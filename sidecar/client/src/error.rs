@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tailwind_protocol::socket::ErrorCode;
 
+use crate::Ticket;
+
 /// Pause before another attempt when the sidecar gives no advice.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_millis(100);
 
@@ -63,6 +65,9 @@ pub enum Error {
     TimedOut {
         /// The time-out.
         after: Duration,
+        /// The append that the call waited for, which is in flight. `None` for every other call, and if there was no room to take
+        /// the record: then it is not in flight, and will not be in the log.
+        in_flight: Option<Ticket>,
     },
     /// The connection is over. Appends in flight have an unknown outcome: connect again, then as for `UnknownOutcome`.
     #[error("disconnected: {why}")]
@@ -90,6 +95,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error of a call that has waited for the answer to this append.
+    pub(crate) fn of_append(self, ticket: Ticket) -> Error {
+        match self {
+            Error::TimedOut { after, .. } => Error::TimedOut { after, in_flight: Some(ticket) },
+            error => error,
+        }
+    }
+
     /// The error that the sidecar's error frame stands for.
     pub(crate) fn from_frame(code: ErrorCode, retry_after_ms: u32, message: &str, primary: Option<String>) -> Error {
         let message = message.to_owned();

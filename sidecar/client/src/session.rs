@@ -460,6 +460,11 @@ impl Session {
         }
     }
 
+    /// Sending has failed: nothing will be sent any more.
+    pub(crate) fn has_failed_to_send(&self) -> bool {
+        self.send_failed
+    }
+
     /// Lets `read` fill the inbox from the socket and decodes what came. False: nothing came.
     pub(crate) fn receive(&mut self, read: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> bool {
         let end = match read(self.inbox.room()) {

@@ -343,7 +343,7 @@ impl Appender<'_> {
         if !fds[0].revents().is_empty() {
             self.splitter.fill(&mut self.input).context("read the input")?;
         } else if is_waiting && self.heard.elapsed() >= self.patience() {
-            return self.on_trouble(Error::TimedOut { after: self.patience() });
+            return self.on_trouble(Error::TimedOut { after: self.patience(), in_flight: None });
         }
         Ok(())
     }

@@ -14,6 +14,8 @@ from .errors import Error, TimedOut
 from .types import FollowEvent, PassedBarrier, Position, Record, TailEvent, Ticket
 
 E = TypeVar("E", bound=FollowEvent)
+TIMEOUT_MAX = (2**31 - 1) // 1000
+"""Seconds that poll(2) can wait: 24 days."""
 OUTSTANDING_MAX = 1 << 20
 """Answers that may wait to be taken: some 100 bytes each, so 100 MiB."""
 
@@ -64,8 +66,8 @@ class Client(Connection):
 
     @timeout.setter
     def timeout(self, seconds: Optional[float]) -> None:
-        if seconds is not None and not seconds > 0:
-            raise ValueError("timeout %r: must be a number of seconds above 0, or None" % seconds)
+        if seconds is not None and not 0 < seconds <= TIMEOUT_MAX:
+            raise ValueError("timeout %r: must be a number of seconds above 0 and at most %d, or None" % (seconds, TIMEOUT_MAX))
         self._timeout = seconds
 
     # Appending.
@@ -74,7 +76,7 @@ class Client(Connection):
         """Appends one record; returns its LSN once every current backup has it.
 
         Raises `NotPrimary`, `Retry` or `TooLarge`: not appended. `UnknownOutcome`, `Disconnected`: it may be in the log.
-        `TimedOut`: still in flight."""
+        `TimedOut`: in flight, if its `in_flight` is a ticket; with None it was not taken, and will not be in the log."""
         return self.wait(self.submit(record))
 
     def append_batch(self, records: Iterable[bytes]) -> int:
@@ -96,7 +98,11 @@ class Client(Connection):
         with self._one_call:
             if ticket not in session.in_flight and ticket not in session.answers:
                 raise ValueError("ticket %d: its answer was taken, or it is not of this client" % ticket)
-            return cast(int, self._wait_for(ticket))
+            try:
+                return cast(int, self._wait_for(ticket))
+            except TimedOut as error:
+                error.in_flight = ticket
+                raise
 
     def acks(self, wait: bool = False) -> Iterator[Tuple[Ticket, Union[int, Error]]]:
         """Yields each ticket whose answer was not taken, with its LSN or error: those received or, with `wait`, all in flight."""

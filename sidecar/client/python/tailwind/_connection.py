@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -38,7 +39,7 @@ class Connection:
 
     @property
     def role(self) -> Role:
-        """The sidecar's role, by the last frame that came."""
+        """The sidecar's role, by the last frame that came; STANDBY once the connection has ended."""
         return self._session.role
 
     @property
@@ -67,11 +68,13 @@ class Connection:
         if not outbox:
             return False
         try:
-            sent = self._socket.send(outbox)
+            sent = self._socket.send(outbox, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
             outbox.clear()  # what the sidecar said last may still be readable: that tells why
+            with contextlib.suppress(OSError):  # a request without its end will have no answer: the sidecar ends the connection
+                self._socket.shutdown(socket.SHUT_WR)
             return False
         del outbox[:sent]
         return True

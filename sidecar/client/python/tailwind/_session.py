@@ -255,6 +255,7 @@ class Session:
         if self.end:
             return
         self.end = end
+        self.role = Role.STANDBY  # nobody tells any more whether it is primary
         if self.reading:
             self._end_reading(self.ended())
         for request in [*self.in_flight, *self._asked]:

@@ -57,6 +57,14 @@ class TimedOut(Error, TimeoutError):
     """`timeout` passed without a word from the sidecar. Nothing is lost: what was in flight still is, and `flush` waits for it;
     a read, tail or follow continues with its next event."""
 
+    in_flight: Optional[int]
+    """The ticket of the append that the call waited for. None for every other call, and if there was no room to take the
+    record: then it is not in flight, and will not be in the log."""
+
+    def __init__(self, message: str, in_flight: Optional[int] = None) -> None:
+        super().__init__(message)
+        self.in_flight = in_flight
+
 
 class NotPrimary(Error):
     """Nothing was done: go to the primary, or follow here until it is this sidecar's turn."""

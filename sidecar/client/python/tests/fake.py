@@ -47,9 +47,13 @@ class Sidecar:
     def __enter__(self):
         return self
 
+    def wait(self):
+        """Until the script has ended, and its last connection with it."""
+        self._thread.join(DEADLINE)
+
     def __exit__(self, kind, *_):
         if kind is None or self._failure:
-            self._thread.join(DEADLINE)
+            self.wait()
             if self._failure:
                 raise self._failure
             assert not self._thread.is_alive(), "the script waits for more"

@@ -28,7 +28,26 @@ class Timeouts(unittest.TestCase):
             with self.assertRaisesRegex(TimedOut, "append.sock: no answer within 0.05 s") as caught:
                 client.append(b"x")
             self.assertIsInstance(caught.exception, TimeoutError)
-            self.assertEqual(client.in_flight, 1)
+            self.assertEqual((client.in_flight, caught.exception.in_flight), (1, 2))
+            late.set()
+            client.timeout = None
+            self.assertEqual(client.flush(), 10)
+
+    def test_a_record_without_room_is_not_in_flight(self):
+        late = threading.Event()
+
+        def script(peer):
+            peer.welcome(inflight_max=1)
+            request = peer.expect(fake.APPEND)
+            assert late.wait(fake.DEADLINE)
+            peer.ack(request, 10)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, Client(sidecar.path, timeout=QUIET) as client:
+            client.submit(b"x")
+            with self.assertRaises(TimedOut) as caught:
+                client.append(b"y")
+            self.assertIsNone(caught.exception.in_flight)
             late.set()
             client.timeout = None
             self.assertEqual(client.flush(), 10)
@@ -80,7 +99,7 @@ class Timeouts(unittest.TestCase):
             self.assertRaises(TimedOut, Client, sidecar.path, hold=True, timeout=QUIET)
 
     def test_a_timeout_is_above_zero(self):
-        for timeout in (0, -1, float("nan")):
+        for timeout in (0, -1, float("nan"), float("inf"), 1e9):
             self.assertRaisesRegex(ValueError, "must be a number of seconds above 0", Client, "x", timeout=timeout)
 
 

@@ -6,6 +6,8 @@ import pathlib
 import signal
 import stat
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -425,6 +427,28 @@ class Errors(unittest.TestCase):
             self.assertIsInstance(errors[0], ConnectionError)
             self.assertEqual(client.acked, 10)
             # All of it has been told: leaving the block is quiet.
+
+    @with_both
+    def test_after_the_end_nobody_is_primary(self, connect):
+        with Sidecar(lambda peer: peer.welcome().expect(fake.BARRIER)) as sidecar, connect(sidecar.path) as client:
+            self.assertEqual(client.role, Role.PRIMARY)
+            self.assertRaises(Disconnected, client.barrier)
+            self.assertEqual(client.role, Role.STANDBY)
+
+    def test_a_closed_socket_ends_no_process(self):
+        program = (
+            "import signal, sys, tailwind\n"
+            "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+            "log = tailwind.Client(sys.argv[1])\n"
+            "sys.stdin.read()\n"
+            "try:\n    log.append(b'x')\n"
+            "except tailwind.Disconnected:\n    print('told')\n"
+        )
+        with Sidecar(lambda peer: peer.welcome()) as sidecar:
+            command = [sys.executable, "-c", program, sidecar.path]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, universal_newlines=True)
+            sidecar.wait()
+            self.assertEqual((child.communicate()[0], child.returncode), ("told\n", 0))
 
     @with_both
     def test_the_end_ends_a_read(self, connect):

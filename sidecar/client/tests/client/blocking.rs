@@ -1,5 +1,6 @@
 //! The blocking client against a scripted sidecar: the session's edges, seen through its first user.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME, sidecar, sidecar_with_ring, with_backpressure};
@@ -325,6 +326,51 @@ fn connections_that_nobody_accepts_are_given_up() {
     for _ in 0..4 {
         let error = Client::connect_with(&path, &options).err().unwrap();
         assert!(matches!(error, Error::TimedOut { .. } | Error::Connect { .. }), "{error}");
+    }
+}
+
+/// What was not taken is not in flight: `flush` would say nothing of it.
+#[test]
+fn a_timeout_tells_whether_the_append_is_in_flight() {
+    let (late, wait) = mpsc::channel();
+    let (mut client, server) = connect(move |peer| {
+        wait.recv().unwrap();
+        let mut taken = 0;
+        while peer.next(|request, _| request).is_some() {
+            taken += 1;
+        }
+        assert!(taken > 1, "{taken}");
+    });
+    client.set_timeout(Some(Duration::from_millis(20))).unwrap();
+    let error = client.append(b"x").unwrap_err();
+    assert!(matches!(error, Error::TimedOut { in_flight: Some(_), .. }), "{error:?}");
+    // Until neither the socket nor the client has room for more.
+    let record = vec![7; 32 << 10];
+    while matches!(client.append(&record), Err(Error::TimedOut { in_flight: Some(_), .. })) {}
+    let error = client.submit(&record).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { in_flight: None, .. }), "{error:?}");
+    late.send(()).unwrap();
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn a_tail_that_is_left_is_stopped_at_once() {
+    for welcome in [Peer::welcome, Peer::welcome_with_ring] {
+        let (stopped, is_stopped) = mpsc::channel();
+        let server = Server::new(move |mut peer| {
+            welcome(&mut peer);
+            let request = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL, history: 0 });
+            peer.end(request, 1, true);
+            peer.next(|number, frame| assert_eq!((number, frame), (request, Request::Stop))).unwrap();
+            stopped.send(()).unwrap();
+        });
+        let mut client = Client::connect(server.path()).unwrap();
+        let mut tail = client.tail(Lsn(1)).unwrap();
+        assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(1) }));
+        drop(tail);
+        is_stopped.recv_timeout(Duration::from_secs(60)).unwrap();
+        server.join();
     }
 }
 
