@@ -9,6 +9,7 @@
 #![allow(clippy::print_stdout, reason = "this is what it does")]
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use tailwind_client::asynchronous::Client;
@@ -17,16 +18,17 @@ use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 use tokio::time::sleep;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(socket) = std::env::args().nth(1) else {
         println!("usage: tally-async SOCKET");
         std::process::exit(2);
     };
     let mut tally = Tally::connect(socket).await?;
-    let mut lines = BufReader::new(stdin()).lines();
-    while let Ok(Some(word)) = lines.next_line().await {
+    let mut lines = BufReader::new(stdin()).split(b'\n');
+    while let Some(line) = lines.next_segment().await? {
+        let word = String::from_utf8_lossy(&line).into_owned();
         tally.add(&word).await?;
-        println!("{word} {}", tally.counts[&word]);
+        writeln!(io::stdout(), "{word} {}", tally.counts[&word])?;
     }
     Ok(())
 }
@@ -102,13 +104,20 @@ impl Tally {
     }
 }
 
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether a sidecar may still come to listen there.
+fn may_come(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
 /// Waits until this sidecar is there, primary or not.
 async fn connect(socket: &str) -> Result<Client, Error> {
     loop {
         match Client::connect(socket).await {
-            Err(Error::Connect { .. } | Error::Disconnected { .. } | Error::Retry { .. }) => {
-                sleep(Duration::from_millis(100)).await;
-            }
+            Err(Error::Connect { source, .. }) if may_come(&source) => sleep(PAUSE).await,
+            Err(Error::Disconnected { .. } | Error::Retry { .. }) => sleep(PAUSE).await,
             connected => return connected,
         }
     }

@@ -9,22 +9,23 @@
 #![allow(clippy::print_stdout, reason = "this is what it does")]
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, BufRead, Write};
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, FollowEvent, History, Lsn};
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(socket) = std::env::args().nth(1) else {
         println!("usage: tally SOCKET");
         std::process::exit(2);
     };
     let mut tally = Tally::connect(socket)?;
-    for word in io::stdin().lines().map_while(Result::ok) {
+    for line in io::stdin().lock().split(b'\n') {
+        let word = String::from_utf8_lossy(&line?).into_owned();
         tally.add(&word)?;
-        println!("{word} {}", tally.counts[&word]);
+        writeln!(io::stdout(), "{word} {}", tally.counts[&word])?;
     }
     Ok(())
 }
@@ -100,13 +101,20 @@ impl Tally {
     }
 }
 
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether a sidecar may still come to listen there.
+fn may_come(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
 /// Waits until this sidecar is there, primary or not.
 fn connect(socket: &str) -> Result<Client, Error> {
     loop {
         match Client::connect(socket) {
-            Err(Error::Connect { .. } | Error::Disconnected { .. } | Error::Retry { .. }) => {
-                sleep(Duration::from_millis(100));
-            }
+            Err(Error::Connect { source, .. }) if may_come(&source) => sleep(PAUSE),
+            Err(Error::Disconnected { .. } | Error::Retry { .. }) => sleep(PAUSE),
             connected => return connected,
         }
     }
