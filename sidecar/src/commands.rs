@@ -19,7 +19,7 @@ pub mod target;
 #[cfg(feature = "top")]
 pub mod top;
 
-use std::io::{self, Write};
+use std::io::{self, StdoutLock, Write};
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -97,9 +97,34 @@ fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{ending}", HumanCount(count))
 }
 
+/// Standard output of a command that judges: its verdict stands, also if the reader goes away, as `head` does.
+struct Output(StdoutLock<'static>);
+
+impl Output {
+    fn lock() -> Output {
+        Output(io::stdout().lock())
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0.write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),
+            written => written,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.0.flush() {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            flushed => flushed,
+        }
+    }
+}
+
 /// Lines on standard output.
 fn print(lines: &[String]) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = Output::lock();
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
     Ok(out.flush()?)
 }

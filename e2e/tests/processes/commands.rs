@@ -273,6 +273,12 @@ fn scan_of_a_folder_names_damaged_and_missing_segments() {
     ] {
         assert!(damaged.out.contains(words), "`{words}` is not in:\n{}", damaged.out);
     }
+    // Its verdict is the same if nobody reads the rest.
+    let mut command = Command::new(&program);
+    command.args(["scan", "--records"]).arg(&disk).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut unread = command.spawn().unwrap();
+    drop(unread.stdout.take());
+    assert_eq!(unread.wait().unwrap().code(), Some(1));
     for (path, words) in [
         (segment(3), "a FIFO, not a regular file"),
         (PathBuf::from("/dev/null"), "a device, not a regular file"),

@@ -26,7 +26,7 @@ use tailwind_runtime::ensure_usage;
 use tailwind_runtime::logging::explain;
 
 use super::framing::{OutputFraming, RecordWriter};
-use super::{counted, tell};
+use super::{Output, counted, tell};
 use examine::{Content, SegmentFileName, SegmentReport, State, examine};
 use folder::Folder;
 
@@ -70,8 +70,6 @@ pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
         match scanned {
             Ok(true) => {}
             Ok(false) => bad += 1,
-            // The output is closed: not an error of this file.
-            Err(error) if super::is_closed_pipe(&error) => return Err(error),
             Err(error) => {
                 bad += 1;
                 tell(format_args!("scan: {}: {}", path.display(), explain(&error)));
@@ -89,7 +87,7 @@ fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
     let bytes = read(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let content = examine(&name, &bytes)?;
-    let mut out = BufWriter::new(io::stdout().lock());
+    let mut out = BufWriter::new(Output::lock());
     let write_failed = "write to standard output";
     match options.payloads {
         None => writeln!(out, "{gap}{}: {content}", path.display()).context(write_failed)?,
@@ -114,7 +112,7 @@ fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<
         paths.push(entry.context("list the folder")?.path());
     }
     paths.sort_unstable();
-    let mut out = BufWriter::new(io::stdout().lock());
+    let mut out = BufWriter::new(Output::lock());
     let write_failed = "write to standard output";
     writeln!(out, "{gap}{}:", path.display()).context(write_failed)?;
     let mut folder = Folder::default();

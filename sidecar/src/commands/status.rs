@@ -18,7 +18,7 @@ use tailwind_runtime::exit::Exit;
 use tailwind_runtime::logging::explain;
 
 use super::target::Sockets;
-use super::tell;
+use super::{Output, tell};
 
 /// Between two looks of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<Exit> {
             Ok((text, state)) => {
                 worst = worst.max(state);
                 let gap = if place > 0 && !options.json { "\n" } else { "" };
-                write!(io::stdout().lock(), "{gap}{text}").context("write to standard output")?;
+                write!(Output::lock(), "{gap}{text}").context("write to standard output")?;
             }
             Err(error) if sockets.len() == 1 => return Err(error),
             Err(error) => {
