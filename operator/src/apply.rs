@@ -184,14 +184,18 @@ impl<'a> Executor<'a> {
                 recheck::still_held(&self.context.prober, apis, self.observed, removal, doing).await?;
                 // Last, since a member that the primary has let go does not know it, and reports what it did before.
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
-                // The claim first: it goes when its pod has gone, and no other pod takes it up meanwhile.
+                let delete_pod = async |dry_run: bool| {
+                    let Some(uid) = &removal.pod else { return Ok(()) };
+                    let params = DeleteParams { dry_run, ..of_uid(Some(uid.clone())) };
+                    gone(self.pods.delete(&removal.name, &params).await.map(drop)).doing(doing)
+                };
+                // The claim first: it goes when its pod has gone, and no other pod takes it up in between. But it stays the
+                // group's while its pod may not be deleted.
                 if let Some(claim) = &removal.claim {
+                    delete_pod(true).await?;
                     self.end_claim(&removal.name, claim).await.doing(doing)?;
                 }
-                if let Some(uid) = &removal.pod {
-                    let deleted = self.pods.delete(&removal.name, &of_uid(Some(uid.clone()))).await;
-                    gone(deleted.map(drop)).doing(doing)?;
-                }
+                delete_pod(false).await?;
             }
             Action::Gate { pod, caught_up, left } => {
                 let (status, reason) = match (caught_up, left) {

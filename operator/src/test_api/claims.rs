@@ -77,6 +77,19 @@ async fn a_pod_stays_if_its_claim_may_not_be_deleted() {
     assert!(!is_ending(&shop.pod(&leaves).unwrap()) && !is_ending(&shop.claim(&leaves).unwrap()));
 }
 
+/// A member that stays needs its claim: its next pod would find none.
+#[tokio::test]
+async fn a_claim_stays_if_its_pod_may_not_be_deleted() {
+    for when_removed in ["Delete", "Retain"] {
+        let (shop, [_, leaves]) = one_too_many(when_removed).await;
+        let claim = shop.claim(&leaves);
+        shop.forbid("DELETE", "", "pods");
+        let error = shop.act(&shop.look().await).await.unwrap_err().to_string();
+        assert!(error.contains("nobody may DELETE pods"), "{error}");
+        assert_eq!(shop.claim(&leaves), claim, "{when_removed}");
+    }
+}
+
 /// The name of the pod that was to be made says nothing: the next try has another one.
 #[tokio::test]
 async fn a_refused_pod_or_claim_is_named_without_its_suffix() {

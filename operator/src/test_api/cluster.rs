@@ -275,7 +275,9 @@ impl Objects {
         if let Err(refusal) = admission::admit(self, Operation::Delete, target, None, Some(&old)) {
             return refusal;
         }
-        self.mark_deleted(&target.object().unwrap_or_default());
+        if options["dryRun"].is_null() {
+            self.mark_deleted(&target.object().unwrap_or_default());
+        }
         (200, old)
     }
 
