@@ -228,17 +228,43 @@ copy_libraries() {
     done
 }
 
+# The rustup that is fetched where apt has none, as in Debian 12, and its checksum.
+RUSTUP=https://static.rust-lang.org/rustup/archive/1.28.2/x86_64-unknown-linux-gnu/rustup-init
+RUSTUP_SHA256=20a06e644b0d9bd2fbdbfd52d42540bdde820ea7df86e92e533c073da0cdd43c
+
+install_rustup() {
+    apt_update
+    if [ -n "$(apt-cache madison rustup)" ]; then
+        missing+=(rustup)
+        install_missing
+    elif [ "$(uname -m)" = x86_64 ]; then
+        fetch_rustup
+    fi
+}
+
+fetch_rustup() {
+    local folder said
+    need curl command -v curl
+    install_missing
+    say "installing rustup from $RUSTUP"
+    folder=$(mktemp -d)
+    said=$({
+        curl --proto '=https' --tlsv1.2 --retry 3 -fsSL "$RUSTUP" -o "$folder/rustup-init" \
+            && sha256sum --check --quiet <<<"$RUSTUP_SHA256  $folder/rustup-init" \
+            && chmod +x "$folder/rustup-init" \
+            && "$folder/rustup-init" -y --no-modify-path --profile minimal --default-toolchain none
+    } 2>&1) || said="$said"$'\n''rustup could not be installed: is the network up?'
+    rm -rf "$folder"
+    command -v rustup >/dev/null || stop "$said"
+}
+
 # Finds the pinned Rust toolchain, or gets it by rustup; without rustup says how.
 need_rust() {
     local pinned said
     pinned=$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)
-    PATH="$PATH:$HOME/.cargo/bin"
+    PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
     if ! command -v cargo >/dev/null && is_debian_root >/dev/null; then
-        apt_update
-        if [ -n "$(apt-cache madison rustup)" ]; then
-            missing+=(rustup)
-            install_missing
-        fi
+        install_rustup
     fi
     if command -v rustup >/dev/null && ! rustup run "$pinned" cargo clippy --version >/dev/null 2>&1; then
         say "installing Rust $pinned"
