@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::sidecar::Sidecar;
-use crate::{EXEC, KILLED, Place};
+use crate::{EXEC, KILLED, Place, cannot_run};
 
 const UNSHARE: [&str; 3] = ["--user", "--map-root-user", "--mount"];
 /// A disk of 1 MiB, and how `tailwind-exec` is run on it.
@@ -13,12 +13,12 @@ const SMALL: &str = "
 ";
 
 /// Whether a file system may be mounted here; in most containers it may not.
-fn may_mount() -> bool {
+fn may_mount(test: &str) -> bool {
     let mut command = Command::new("unshare");
     command.args(UNSHARE).args(["mount", "-t", "tmpfs", "tmpfs", "/mnt"]).stderr(Stdio::null());
     let may = command.status().is_ok_and(|status| status.success());
     if !may {
-        println!("skipped: nothing can be mounted here");
+        cannot_run(test, "nothing can be mounted here");
     }
     may
 }
@@ -83,7 +83,7 @@ print("found", flush=True)
 
 #[test]
 fn what_was_written_to_a_full_disk_can_be_synced() {
-    if !may_mount() {
+    if !may_mount("what_was_written_to_a_full_disk_can_be_synced") {
         return;
     }
     let place = Place::in_memory();
@@ -109,7 +109,7 @@ os.kill(os.getpid(), 9)
 
 #[test]
 fn a_standby_with_a_full_disk_says_so() {
-    if !may_mount() {
+    if !may_mount("a_standby_with_a_full_disk_says_so") {
         return;
     }
     let place = Place::in_memory();
@@ -129,7 +129,7 @@ fn a_standby_with_a_full_disk_says_so() {
 /// Something else is mounted in the directory between two starts.
 #[test]
 fn what_is_mounted_in_the_directory_is_not_emptied() {
-    if !may_mount() {
+    if !may_mount("what_is_mounted_in_the_directory_is_not_emptied") {
         return;
     }
     let place = Place::in_memory();

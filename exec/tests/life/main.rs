@@ -32,6 +32,7 @@ mod trimming;
 mod users;
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -158,6 +159,11 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Says that a test cannot run here, past the test harness, which would swallow it: see `CONTRIBUTING.md`.
+fn cannot_run(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "cannot run: {test}: {why}");
 }
 
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {

@@ -7,16 +7,16 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sidecar::Sidecar;
-use crate::{EXEC, LOST, Place, Running, wait_until};
+use crate::{EXEC, LOST, Place, Running, cannot_run, wait_until};
 
 const UNSHARE: [&str; 5] = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
 
 /// Whether namespaces may be made here; in most containers they may not.
-fn may_unshare() -> bool {
+fn may_unshare(test: &str) -> bool {
     let tried = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
     let may = tried.is_ok_and(|status| status.success());
     if !may {
-        println!("skipped: no PID namespace can be made here");
+        cannot_run(test, "no PID namespace can be made here");
     }
     may
 }
@@ -54,7 +54,7 @@ fn with_argument(word: &str) -> usize {
 
 #[test]
 fn the_exit_code_is_the_programs() {
-    if !may_unshare() {
+    if !may_unshare("the_exit_code_is_the_programs") {
         return;
     }
     let (place, other) = (Place::new(), Place::new());
@@ -64,7 +64,7 @@ fn the_exit_code_is_the_programs() {
 
 #[test]
 fn signals_reach_the_program() {
-    if !may_unshare() {
+    if !may_unshare("signals_reach_the_program") {
         return;
     }
     let place = Place::new();
@@ -80,7 +80,7 @@ fn signals_reach_the_program() {
 
 #[test]
 fn orphans_are_reaped() {
-    if !may_unshare() {
+    if !may_unshare("orphans_are_reaped") {
         return;
     }
     let place = Place::new();
@@ -94,7 +94,7 @@ fn orphans_are_reaped() {
 
 #[test]
 fn nobody_outlives_a_killed_supervisor() {
-    if !may_unshare() {
+    if !may_unshare("nobody_outlives_a_killed_supervisor") {
         return;
     }
     let place = Place::new();
@@ -108,7 +108,7 @@ fn nobody_outlives_a_killed_supervisor() {
 
 #[test]
 fn a_lost_role_kills_every_process() {
-    if !may_unshare() {
+    if !may_unshare("a_lost_role_kills_every_process") {
         return;
     }
     let place = Place::new();
@@ -124,7 +124,7 @@ fn a_lost_role_kills_every_process() {
 
 #[test]
 fn who_is_asked_to_end_does_so_when_the_role_is_lost() {
-    if !may_unshare() {
+    if !may_unshare("who_is_asked_to_end_does_so_when_the_role_is_lost") {
         return;
     }
     let place = Place::new();
@@ -140,7 +140,7 @@ fn who_is_asked_to_end_does_so_when_the_role_is_lost() {
 
 #[test]
 fn behind_another_pid_1_it_refuses() {
-    if !may_unshare() {
+    if !may_unshare("behind_another_pid_1_it_refuses") {
         return;
     }
     let place = Place::new();

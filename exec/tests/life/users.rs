@@ -1,13 +1,12 @@
 //! As a user without privileges, as containers should be.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use rustix::process::geteuid;
 
 use crate::sidecar::Sidecar;
-use crate::{EXEC, Place, Running};
+use crate::{EXEC, Place, Running, cannot_run};
 
 /// The user `nobody`.
 const NOBODY: u32 = 65534;
@@ -119,8 +118,7 @@ os.fsync(file)
 #[test]
 fn what_may_only_be_listed_is_never_confirmed() {
     if !geteuid().is_root() {
-        let why = "cannot run: what_may_only_be_listed_is_never_confirmed: needs root";
-        writeln!(std::io::stderr(), "{why}").unwrap();
+        cannot_run("what_may_only_be_listed_is_never_confirmed", "needs root");
         return;
     }
     let user = NOBODY.to_string();
