@@ -43,8 +43,18 @@ is_debian_root() { [ "$(id -u)" -eq 0 ] && command -v apt-get; }
 
 apt_updated=no
 apt_update() {
-    [ "$apt_updated" = yes ] || apt-get update -qq || stop "apt-get update failed: is the network up?"
+    [ "$apt_updated" = yes ] || alone update_lists || stop "apt-get update failed: is the network up?"
     apt_updated=yes
+}
+
+# Unlike for an installation, apt does not wait for another one that updates.
+update_lists() {
+    local attempt
+    for attempt in {1..12}; do
+        apt-get update -qq && return
+        [ "$attempt" -eq 12 ] || sleep 5
+    done
+    return 1
 }
 
 # Installs what `need` noted. Without root, or without apt, names it and stops.
@@ -53,23 +63,40 @@ install_missing() {
     is_debian_root >/dev/null || stop "missing packages; as root: apt-get install ${missing[*]}"
     say "installing ${missing[*]}"
     apt_update
-    DEBIAN_FRONTEND=noninteractive without_services \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
-        || stop "apt-get install ${missing[*]} failed"
+    apt_install "${missing[@]}" || stop "apt-get install ${missing[*]} failed"
     missing=()
 }
 
-# Where Debian's packages ask whether they may start their services.
-POLICY=/usr/sbin/policy-rc.d
+# apt_install PACKAGE...: starts no service; tests and benchmarks start such programs themselves.
+apt_install() { alone without_services install_packages "$@" >/dev/null; }
 
-# without_services COMMAND...: what it installs starts no service; tests and benchmarks start such programs themselves. In a shell
-# of its own, so that the answer goes with it, however it ends.
+install_packages() {
+    export DEBIAN_FRONTEND=noninteractive
+    # apt refuses to install anything after an installation that was interrupted.
+    dpkg --force-confold --configure -a 2>/dev/null || true
+    apt-get install -y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends "$@"
+}
+
+# alone COMMAND...: while no other script of ours uses apt. It would remove the other's answer about services.
+alone() (
+    mkdir -p /run/lock
+    exec {lock}>/run/lock/tailwind-apt
+    flock "$lock"
+    "$@"
+)
+
+# Where Debian's packages ask whether they may start their services, and a line that says whose answer it is.
+POLICY=/usr/sbin/policy-rc.d
+POLICY_MARK='# Written by Tailwind (scripts/common.sh) for an installation, and removed after it.'
+
+# without_services COMMAND...: what it installs starts no service. In a shell of its own, so that the answer goes with it, however
+# it ends; one that was killed has left its answer.
 without_services() (
-    if [ ! -e "$POLICY" ]; then
+    if [ ! -e "$POLICY" ] || grep -qxF "$POLICY_MARK" "$POLICY"; then
         trap 'rm -f "$POLICY"' EXIT
         trap 'exit 130' INT
         trap 'exit 143' TERM
-        printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+        printf '#!/bin/sh\n%s\nexit 101\n' "$POLICY_MARK" >"$POLICY"
         chmod +x "$POLICY"
     fi
     "$@"
