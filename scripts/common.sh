@@ -20,6 +20,9 @@ else
     BOLD='' RED='' PLAIN=''
 fi
 
+# Also where the clone belongs to another user, as one that is mounted into a container.
+git() { command git -c safe.directory="$(pwd -P)" "$@"; }
+
 say() { printf '%s\n' "$*"; }
 
 # Ends the script with what is wrong and what to do about it.
