@@ -149,9 +149,11 @@ show_progress() {
 
 # Builds every program that is tested, and every test: the one build of ./check and of what it calls.
 build_tests() {
+    local fresh=$TEST_PROGRAMS.$$
     mkdir -p "$(dirname "$TEST_PROGRAMS")"
     with_progress cargo test --workspace --features "$FEATURES" --locked --no-run --message-format json-render-diagnostics \
-        >"$TEST_PROGRAMS"
+        >"$fresh" || { rm -f "$fresh" && return 1; }
+    mv "$fresh" "$TEST_PROGRAMS"
 }
 
 # test_program NAME: the file of the test program that cargo made of tests/NAME.rs or tests/NAME/main.rs.
