@@ -1,6 +1,11 @@
 # Shared by ./check, ./quickstart and ./bench: messages, packages, the Rust toolchain. Sourced from the top of the repository.
 # shellcheck shell=bash disable=SC2034 # its variables are for the scripts that source it
 
+# The same for everybody who calls, su and cron included: others may read what is built, the programs of root are found, and
+# programs say what scripts look for.
+umask 022
+export HOME="${HOME:-$(getent passwd "$(id -u)" | cut -d : -f 6)}" PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" LC_ALL=C.UTF-8
+
 # Tools that are built once for all clones.
 TOOLS="$HOME/.cache/tailwind/tools"
 # What tests, clippy and docs are built with, always for the whole workspace, so that each crate is compiled once: RDMA, as in
