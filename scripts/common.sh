@@ -260,7 +260,7 @@ need_verbs() {
 
 # The shared libraries that programs need, as ldd finds them.
 libraries_of() {
-    command -v "$@" | xargs ldd 2>/dev/null | grep -oE '/[^ ]+\.so[^ ]*' | sort -u || true
+    command -v "$@" | xargs -d '\n' ldd 2>/dev/null | grep -oE '/[^ ]+\.so[^ ]*' | sort -u || true
 }
 
 # copy_libraries ROOT PROGRAM...

@@ -35,7 +35,7 @@ report() {
         strip --strip-debug -o "$work/$program" "$(built release)/$program"
     done
     printf '#!/bin/sh\nexec rdma_report --program /usr/bin/tailwind-sidecar\n' >"$work/script"
-    SMP=2 MEM_MB=4096 TIMEOUT_S=900 \
+    SMP=2 MEM_MB=4096 TIMEOUT_S=3600 \
         e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,rdma_report} ib_write_bw ib_read_bw
 }
 
@@ -47,7 +47,7 @@ suite() {
     printf '#!/bin/sh\nTAILWIND_ROUNDS=%s TAILWIND_SEED=%s exec suite %s\n' "$rounds" "${TAILWIND_SEED:-$(date +%s)}" "$*" \
         >"$work/script"
     cat "$work/script"
-    SMP=2 MEM_MB=3584 HUGEPAGES=160 TIMEOUT_S=$((600 + 120 * rounds)) \
+    SMP=2 MEM_MB=3584 HUGEPAGES=160 TIMEOUT_S=$((3600 + 120 * rounds)) \
         e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,fabric,processes} e2e/rdma/suite
 }
 
