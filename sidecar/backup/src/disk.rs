@@ -340,17 +340,21 @@ impl Disk {
 
     /// The file of a closed segment, which is read as a whole.
     pub fn open_closed(&self, segment: SegmentId) -> Result<Box<dyn File>, ReadError> {
-        let file = self.folder.open(&name(segment, Sealed::Closed)).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => ReadError::Missing,
-            _ => ReadError::Io(error),
-        })?;
+        let file = self.find_closed(segment)?;
         file.will_be_read();
         Ok(file)
     }
 
+    fn find_closed(&self, segment: SegmentId) -> Result<Box<dyn File>, ReadError> {
+        self.folder.open(&name(segment, Sealed::Closed)).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ReadError::Missing,
+            _ => ReadError::Io(error),
+        })
+    }
+
     /// True when a closed segment's file ends with the footer that says so.
     pub fn has_footer(&self, segment: SegmentId, closure: &Closure) -> Result<bool, ReadError> {
-        let file = self.folder.open(&name(segment, Sealed::Closed)).map_err(ReadError::Io)?;
+        let file = self.find_closed(segment)?;
         let footer = file.length().and_then(|length| read_footer(&*file, length)).map_err(ReadError::Io)?;
         Ok(footer == Some(Footer { sealed: Sealed::Closed, closure: *closure }))
     }

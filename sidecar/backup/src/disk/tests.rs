@@ -283,6 +283,16 @@ fn reading_a_closed_segment_detects_every_damaged_byte() {
     assert!(matches!(folder.disk.read_closed(&identity(2), &closure), Err(ReadError::Missing)));
 }
 
+/// As when a scrub has read its bytes, and a trim is faster than the look at its footer.
+#[test]
+fn the_footer_of_a_deleted_file_is_missing() {
+    let folder = folder();
+    let closure = folder.write_closed(identity(1));
+    assert!(folder.disk.has_footer(SegmentId(1), &closure).unwrap());
+    folder.disk.delete(&[SegmentId(1)], LOG).unwrap();
+    assert!(matches!(folder.disk.has_footer(SegmentId(1), &closure), Err(ReadError::Missing)));
+}
+
 #[test]
 fn delete_removes_both_files_and_is_idempotent() {
     let folder = folder();
