@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tailwind_protocol::backup::Promise;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
+use tailwind_protocol::rpc::FORMER_MAX;
 
 use crate::blocks::{BLOCK_SIZE, Block, Kind};
 use crate::disk::PROMISE;
@@ -39,6 +40,20 @@ pub struct MemberState {
     pub promise: Promise,
     /// Nothing is in memory only: a clean shutdown brought everything to disk, and nothing was lent since.
     pub complete: bool,
+}
+
+impl MemberState {
+    /// Gives it a new identity. What is on disk was written under the one before, and an administrator may want to recover from
+    /// it.
+    pub(crate) fn renew(&mut self, boot: BootId) {
+        let before = std::mem::replace(&mut self.boot, boot);
+        self.complete = false;
+        // Doubts are void: no primary expects their segments from this backup.
+        self.promise.doubt = None;
+        let former = &mut self.promise.former;
+        former.push(before);
+        former.drain(..former.len().saturating_sub(FORMER_MAX));
+    }
 }
 
 /// Why the promise file cannot be used, for people.

@@ -20,7 +20,7 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_protocol::rpc::{FORMER_MAX, Purpose};
+use tailwind_protocol::rpc::Purpose;
 use tailwind_protocol::scan;
 use tracing::{info, warn};
 
@@ -196,34 +196,10 @@ fn begin(
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
-    // Before an identity is drawn: a start that finds no room is tried again, and only so many former ones are kept.
     memory.open()?;
-    let mut is_new = true;
+    let is_first = promised.is_none();
     let (mut promise_file, mut member_state) = match promised {
-        Some((mut file, member_state)) => {
-            let keep = keeps_identity(&member_state);
-            is_new = !keep;
-            let (boot, before) = (if keep { member_state.boot } else { fresh }, member_state.boot);
-            let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
-            if !keep {
-                // Doubts are void: no primary expects their segments from this backup.
-                member_state.promise.doubt = None;
-                // What is on disk was written under the identity that is gone: an administrator may want to recover from it.
-                let former = &mut member_state.promise.former;
-                former.push(before);
-                former.drain(..former.len().saturating_sub(FORMER_MAX));
-            }
-            file.write(&member_state)?;
-            match keep {
-                true => {
-                    info!(%boot, epoch = %member_state.promise.epoch, "memory is new: comparing the disk with the ledger")
-                }
-                false => {
-                    warn!(%boot, epoch = %member_state.promise.epoch, "memory is lost: starting with a new identity")
-                }
-            }
-            (file, member_state)
-        }
+        Some(promised) => promised,
         None => {
             let (group, member) = (home.group.clone(), home.member.clone());
             let boot = fresh;
@@ -232,8 +208,13 @@ fn begin(
             (PromiseFile::create(disk.folder(), &member_state)?, member_state)
         }
     };
-    let (mut evidence, mut listing) = Evidence::gather(&disk, &mut promise_file, &mut member_state, !is_new)?;
-    if is_new {
+    let keeps_identity = !is_first && keeps_identity(&member_state);
+    if keeps_identity {
+        let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
+        info!(%boot, %epoch, "memory is new: comparing the disk with the ledger");
+    }
+    let (mut evidence, mut listing) = Evidence::gather(&disk, &mut promise_file, &mut member_state, keeps_identity)?;
+    if !keeps_identity {
         evidence.forget(&disk, &mut listing)?;
     }
     let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| {
@@ -247,6 +228,12 @@ fn begin(
     let room = (home.buffers as usize).saturating_sub(rows.len());
     let blank: Vec<SegmentIdentity> = evidence.blank(&listing).take(room).collect();
     rows.extend(load(home, &disk, memory, &table, &blank, &used, |_| Ok(vec![0; SEGMENT_OVERHEAD]))?);
+    if !keeps_identity && !is_first {
+        // Once nothing else can fail: starts that fail would push out the identity that an administrator recovers from.
+        member_state.renew(fresh);
+        promise_file.write(&member_state)?;
+        warn!(boot = %fresh, epoch = %member_state.promise.epoch, "memory is lost: starting with a new identity");
+    }
     table.claim(&Owner {
         group: home.group.clone(),
         member: home.member.clone(),

@@ -9,7 +9,7 @@ use tailwind_protocol::backup::{Input, Limits, Reply, Request, RequestId};
 use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn};
 use tailwind_protocol::layout::SEGMENT_HEADER_SIZE;
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, DropRequest, FenceRequest, FlushRequest, INVENTORY_MAX, Inventory, OpenRequest,
+    Caller, CloseRequest, DropRequest, FORMER_MAX, FenceRequest, FlushRequest, INVENTORY_MAX, Inventory, OpenRequest,
 };
 use tailwind_protocol::segment::SegmentWriter;
 
@@ -30,6 +30,8 @@ const BUFFERS: u32 = 4;
 struct Pool {
     slots: Mutex<[Option<Vec<u8>>; BUFFERS as usize]>,
     table: Arc<Mutex<Vec<u8>>>,
+    /// There is no room for bytes.
+    full: bool,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,7 @@ impl Memory for Pool {
     }
 
     fn load(&mut self, slot: Slot, bytes: &[u8]) -> anyhow::Result<()> {
+        ensure!(!self.full, "no room");
         let mut memory = bytes.to_vec();
         memory.resize(SIZE, 0);
         locked(&self.slots)[slot.0 as usize] = Some(memory);
@@ -321,6 +324,14 @@ impl Fixture {
         fs::write(self.folder().join(name), bytes).unwrap();
     }
 
+    /// Acks no longer wait for its disk.
+    fn ack_from_memory(&self) {
+        let folder = OsFolder::open(&self.folder()).unwrap();
+        let (mut promises, member_state) = PromiseFile::open(&folder).unwrap().unwrap();
+        let promise = Promise { durability: Durability::Memory, ..member_state.promise };
+        promises.write(&MemberState { promise, ..member_state }).unwrap();
+    }
+
     fn lose(&self, name: &str) {
         fs::remove_file(self.folder().join(name)).unwrap();
     }
@@ -478,11 +489,7 @@ fn a_needless_open_file_that_cannot_be_read_is_no_doubt() {
 #[test]
 fn a_new_identity_has_no_doubts() {
     let fixture = Fixture::new();
-    let folder = OsFolder::open(&fixture.folder()).unwrap();
-    let (mut promises, member_state) = PromiseFile::open(&folder).unwrap().unwrap();
-    let promise = Promise { durability: Durability::Memory, ..member_state.promise };
-    promises.write(&MemberState { promise, ..member_state }).unwrap();
-    drop((promises, folder));
+    fixture.ack_from_memory();
     fixture.put(FLUSHED, &fixture.early.notes);
     fixture.flip(OPEN, 20);
     let process = Process::start_anew(&fixture.folder());
@@ -494,6 +501,26 @@ fn a_new_identity_has_no_doubts() {
     let folder = OsFolder::open(&fixture.folder()).unwrap();
     let contents = Ledger::open(&folder, true, flushed.entries(), flushed.newest()).unwrap().1;
     assert!(!contents.notes_are_older && contents.open.is_empty() && contents.doubts.is_empty(), "{contents:?}");
+}
+
+/// By it an administrator has the log recovered from this disk.
+#[test]
+fn starts_that_fail_keep_the_former_identity() {
+    for full in [false, true] {
+        let fixture = Fixture::new();
+        fixture.ack_from_memory();
+        let start = |buffers: u32, full: bool, fresh: u128| {
+            let folder = Box::new(OsFolder::open(&fixture.folder()).unwrap());
+            let home = BackupConfig { buffers, ..home("another boot") };
+            start(&home, folder, &mut Pool { full, ..Pool::default() }, BootId(fresh))
+        };
+        for fresh in 2..3 + FORMER_MAX as u128 {
+            let error = format!("{:#}", start(if full { BUFFERS } else { 0 }, full, fresh).unwrap_err());
+            assert!(error.contains(if full { "no room" } else { "--buffers is 0" }), "{error}");
+        }
+        let started = start(BUFFERS, false, 20).unwrap();
+        assert_eq!((started.member_state.boot, &started.found.promise.former[..]), (BootId(20), &[BootId(1)][..]));
+    }
 }
 
 const _: () = assert!(SEGMENT_HEADER_SIZE > 20, "the byte that rots is of the header");
