@@ -68,7 +68,7 @@ pub struct Rules {
     pub durability: Durability,
     /// Size of the segments to open.
     pub segment_size: SegmentSize,
-    /// How long a member may hold up the next segment, or acks under durability `Flushed`, before it counts as lost.
+    /// How long a member may hold up the next segment, or acks, before it counts as lost.
     /// A newcomer counts as lost after twice as long without progress.
     pub open_timeout_ms: u64,
     /// Pause between two searches for a spare.

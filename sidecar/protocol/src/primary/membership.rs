@@ -365,7 +365,7 @@ impl Primary {
     }
 
     /// A member counts as lost if for too long it does not lend the next segment, keeps open segments from closing, or
-    /// keeps acks waiting for its flushes: one slow disk must not stop the group. If too few others are left, it stays.
+    /// keeps acks waiting: one slow disk must not stop the group. If too few others are left, it stays.
     pub(super) fn drop_stalled_members(&mut self, now: Time, out: &mut Vec<Output>) {
         let slow = self.members_stalling_segments();
         // While nobody has room for the next segment, nobody is slow: when one lends it at last, the others have their time.
@@ -407,15 +407,21 @@ impl Primary {
         self.members.iter().flatten().filter(holds_up).map(|member| member.seat).collect()
     }
 
-    /// Under durability `Flushed`: members that have completed more than is acknowledged and have not flushed it. The disk
-    /// may hang, or a bit may have flipped in the open buffer, so that no further append in it is valid.
+    /// Members that keep acks waiting. Some do not confirm what is posted to them, while enough others have: a connection may be
+    /// half dead, and heartbeats go another way. Under durability `Flushed` others have completed more than is acknowledged and
+    /// have not flushed it: the disk may hang, or a bit may have flipped in the open buffer, so that no further append in it is
+    /// valid.
     fn members_stalling_acks(&self) -> Vec<Seat> {
-        let holds_up = |m: &&Member| {
-            let unflushed = self.segments.after(m.flushed).is_some_and(|(from, _)| from < m.completed);
-            !m.is_lost() && unflushed && m.reached(self.rules.durability) <= self.acked
-        };
+        let reached = |m: &Member| m.reached(self.rules.durability);
+        let further = self.required().filter(|m| !m.is_lost() && reached(m) > self.acked).count();
+        let enough = further >= usize::from(self.rules.min_in_sync.max(1));
         let flushes = self.rules.durability == Durability::Flushed;
-        self.required().filter(|_| flushes).filter(holds_up).map(|member| member.seat).collect()
+        let holds_up = |m: &&Member| {
+            let unconfirmed = enough && m.completed < m.posted && m.completed <= self.acked;
+            let unflushed = flushes && self.segments.after(m.flushed).is_some_and(|(from, _)| from < m.completed);
+            !m.is_lost() && (unconfirmed || unflushed) && reached(m) <= self.acked
+        };
+        self.required().filter(holds_up).map(|member| member.seat).collect()
     }
 
     /// A newcomer without progress for twice `open_timeout_ms` is given up: it occupies a seat that a spare could take, and

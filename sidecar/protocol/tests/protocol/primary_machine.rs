@@ -551,6 +551,49 @@ fn no_member_is_dropped_if_none_flushes() {
     assert_eq!(fixture.lost, [], "idle is not slow");
 }
 
+/// Its connection takes writes and answers none; its heartbeats go another way.
+#[test]
+fn member_that_never_confirms_is_dropped() {
+    let mut fixture = Fixture::start(3, 3);
+    let [one, two, three] = [member(1).id, member(2).id, member(3).id];
+    fixture.append(144);
+    for id in [&one, &two, &three] {
+        assert!(fixture.post(id).is_some());
+    }
+    fixture.complete(&one, 1);
+    fixture.complete(&two, 1);
+    wait(&mut fixture, 1000, &[]);
+    assert_eq!(fixture.lost, []);
+    wait(&mut fixture, 200, &[]);
+    assert_eq!(fixture.lost, [three.clone()]);
+    let swap = fixture.swap.take().expect("it is swapped out");
+    assert_eq!(swap.proposed.members.len(), 2);
+    assert_eq!(swap.proposed.member(&three), None);
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    assert_eq!(fixture.primary.acked(), first(144));
+}
+
+#[test]
+fn no_member_is_dropped_if_too_few_others_confirm() {
+    let mut fixture = Fixture::start_with(3, Rules { min_in_sync: 2, ..rules(3) });
+    let ids = [member(1).id, member(2).id, member(3).id];
+    fixture.append(144);
+    for id in &ids {
+        assert!(fixture.post(id).is_some());
+    }
+    fixture.complete(&ids[0], 1);
+    wait(&mut fixture, 5000, &[]);
+    assert_eq!(fixture.lost, []);
+    // The time of the last begins when enough others have it.
+    fixture.complete(&ids[1], 1);
+    wait(&mut fixture, 1000, &[]);
+    assert_eq!(fixture.lost, []);
+    fixture.complete(&ids[2], 1);
+    wait(&mut fixture, 5000, &[]);
+    assert_eq!(fixture.lost, [], "idle is not slow");
+    assert_eq!(fixture.primary.acked(), first(144));
+}
+
 /// The log could not be recovered from it alone: what it drops lies where the log was trimmed.
 #[test]
 fn newcomer_is_proposed_after_its_drops() {
