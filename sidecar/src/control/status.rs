@@ -32,7 +32,7 @@ use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
 use super::Context;
-use crate::path::{Command, Description, MemberDescription};
+use crate::path::{Command, Description, LeadingDescription, MemberDescription};
 use crate::tls;
 use contacts::Contact;
 use measured::Measured;
@@ -222,7 +222,8 @@ fn missing(report: MemberReport, contact: Contact) -> MemberReport {
 
 /// What appends wait for, in words that stay the same for as long as the reason does.
 fn appends_wait(context: &Context, path: &Description, members: &[MemberReport]) -> Option<AppendsWait> {
-    let what = path.leading.as_ref()?.appends_wait?;
+    let leading = path.leading.as_ref()?;
+    let what = leading.appends_wait?;
     let refusals = context.refusals.told().into_iter().map(|refusal| format!("{}: {}", refusal.member, refusal.why));
     let lost = members.iter().filter(|member| member.in_set && member.state == MemberState::Lost);
     let lost: Vec<String> = lost.map(|member| trouble(member, false)).collect();
@@ -230,11 +231,25 @@ fn appends_wait(context: &Context, path: &Description, members: &[MemberReport])
     let why = match what {
         AppendsWaitFor::Room if refusals.is_empty() => "members have not lent the next segment yet".to_owned(),
         AppendsWaitFor::Room => refusals,
-        AppendsWaitFor::Members if lost.is_empty() => "a member does not confirm what is written to it".to_owned(),
+        AppendsWaitFor::Members if lost.is_empty() => unconfirmed(leading),
         AppendsWaitFor::Members => lost_members(&lost.join("; "), members, context.desired().min_in_sync),
         AppendsWaitFor::Disk => "a member's disk has not taken what is in its memory".to_owned(),
     };
     Some(AppendsWait { what, why })
+}
+
+/// Who has not confirmed what no append is acknowledged without.
+fn unconfirmed(leading: &LeadingDescription) -> String {
+    let holds_up = |member: &&MemberDescription| {
+        member.missing.is_none() && member.behind > 0 && member.completed <= leading.positions.acked
+    };
+    let names: Vec<String> =
+        leading.members.iter().filter(holds_up).map(|member| member.member.id.to_string()).collect();
+    match &names[..] {
+        [] => "a member does not confirm what is written to it".to_owned(),
+        [name] => format!("{name} does not confirm what is written to it"),
+        _ => format!("{} do not confirm what is written to them", names.join(", ")),
+    }
 }
 
 /// Whom appends wait for, and what ends the wait.
