@@ -60,6 +60,17 @@ struct Connection {
     thread: JoinHandle<()>,
 }
 
+/// The stream of a channel that has a thread. Shut down when the thread ends, also by a panic: the table holds the stream too, so
+/// that the sender would take the channel for open, and wait for acknowledgements.
+struct Served(Arc<TcpStream>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Fails only if the sender has closed it already.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
 impl LentSlot {
     /// Whether a write of `length` bytes at `offset` lies within the slot.
     pub(crate) fn holds(&self, offset: u32, length: u32) -> bool {
@@ -149,9 +160,9 @@ impl Registry {
             return Ok(());
         }
         let (id, stream) = (state.connections_ever, Arc::new(stream));
-        let (registry, socket) = (Arc::clone(self), Arc::clone(&stream));
+        let (registry, served) = (Arc::clone(self), Served(Arc::clone(&stream)));
         let thread = thread::Builder::new().name("fabric-tcp-read".into()).spawn(move || {
-            serve(&registry, writer, &socket);
+            serve(&registry, writer, &served.0);
             registry.forget(id);
         })?;
         state.connections_ever += 1;
@@ -208,6 +219,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::tcp::secrets::{SECRET_LIFETIME, SECRETS_MAX};
+    use std::io::Read;
     use std::net::{Ipv4Addr, TcpListener};
 
     /// Whether `secret`, presented at `now`, opens a channel.
@@ -238,6 +250,19 @@ mod tests {
         }
         assert!(!opens(&registry, &secrets[0], start));
         assert!(opens(&registry, &secrets[1], start));
+    }
+
+    #[test]
+    fn a_thread_that_panics_closes_its_channel() {
+        let (registry, secret) = (Arc::new(Registry::new(1, Duration::ZERO)), Secret::random().unwrap());
+        registry.expect(Writer(1), secret.clone(), Instant::now());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        registry.admit(&secret.digits().unwrap(), stream, Instant::now(), |_, _, _| panic!("of a test")).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        assert_eq!(lock(&registry.state).connections.len(), 1, "a revocation reports it");
     }
 
     #[test]
