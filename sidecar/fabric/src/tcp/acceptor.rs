@@ -24,6 +24,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Handshakes at a time. One more and the oldest is dropped: a sender sends its hello at once, so that even under a flood
 /// it is done before it becomes the oldest.
 const HANDSHAKES_MAX: usize = 64;
+/// Connections that are accepted before those that wait are looked at again.
+const ACCEPTED_AT_ONCE: usize = 16;
 /// Pause in accepting connections after one could not be accepted, as when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -147,14 +149,17 @@ impl Handshakes {
     }
 
     fn accept(&mut self, now: Instant) {
-        while self.accept_after.is_none() {
+        if self.accept_after.is_some() {
+            return;
+        }
+        for _ in 0..ACCEPTED_AT_ONCE {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_err() {
                         continue;
                     }
                     if self.pending.len() == HANDSHAKES_MAX {
-                        self.pending.remove(0);
+                        self.drop_oldest(now);
                     }
                     self.pending.push(PendingConnection {
                         stream,
@@ -166,8 +171,16 @@ impl Handshakes {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
                 }
-                Err(_) => self.accept_after = Some(now + ACCEPT_PAUSE),
+                Err(_) => return self.accept_after = Some(now + ACCEPT_PAUSE),
             }
+        }
+    }
+
+    /// Its hello may have arrived since it was last looked at.
+    fn drop_oldest(&mut self, now: Instant) {
+        match self.pending[0].advance(true, now) {
+            HandshakeStatus::Complete => self.authenticate(0, now),
+            HandshakeStatus::Waiting | HandshakeStatus::Failed => drop(self.pending.remove(0)),
         }
     }
 
@@ -207,4 +220,33 @@ impl PendingConnection {
 
 fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Ipv4Addr;
+
+    use super::super::wire::{READY, hello};
+    use super::*;
+    use crate::message::Writer;
+    use crate::secret::Secret;
+
+    /// They need no secret, and all of them have connected before the thread looks.
+    #[test]
+    fn a_burst_of_silent_peers_drops_no_hello() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (registry, secret) = (Arc::new(Registry::new(1, Duration::ZERO)), Secret::random().unwrap());
+        registry.expect(Writer(1), secret.clone(), Instant::now());
+        let mut writer = connect();
+        writer.write_all(&hello(Side::Writing, &secret.digits().unwrap())).unwrap();
+        let _silent: Vec<TcpStream> = (0..HANDSHAKES_MAX).map(|_| connect()).collect();
+        let serve: Serve = |_, _, mut stream| stream.write_all(&READY).unwrap();
+        let _acceptor = Acceptor::open(listener, registry, serve, Arc::new(Shares::new())).unwrap();
+        writer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut answer = [1; READY.len()];
+        writer.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, READY);
+    }
 }
