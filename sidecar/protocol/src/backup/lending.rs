@@ -111,8 +111,8 @@ impl Backup {
         if request.purpose != Purpose::Append || !self.fenced {
             return;
         }
-        let doubt = self.promise.doubt.take();
-        if doubt.is_some() || !std::mem::take(&mut self.promise.former).is_empty() {
+        let (doubt, former) = (self.promise.doubt.take(), std::mem::take(&mut self.promise.former));
+        if doubt.is_some() || !former.is_empty() {
             out.push(Output::Persist(self.promise.clone()));
             out.extend(self.missing.take().map(|slot| Output::SaveSlot(slot, None)));
             // A copy that has come since has files, and a note, of its own.

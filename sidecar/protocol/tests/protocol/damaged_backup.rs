@@ -249,6 +249,19 @@ fn unnamed_loss_is_a_doubt_that_survives_restarts() {
     }
 }
 
+#[test]
+fn doubt_and_former_identities_end_together() {
+    let promise = Promise { former: vec![BootId(7)], ..promise() };
+    let doubts = vec!["the ledger is gone".to_owned()];
+    let mut fixture = Fixture::start(Found { promise, doubts, ..Found::default() });
+    fixture.fence(4);
+    assert_eq!(fixture.backup.promise().former, [BootId(7)]);
+    let active = SegmentIdentity { epoch: Epoch(4), ..identity(10) };
+    assert!(matches!(fixture.open(4, active, Purpose::Append), Reply::Opened(_)));
+    let promise = fixture.backup.promise();
+    assert!(promise.doubt.is_none() && promise.former.is_empty(), "{promise:?}");
+}
+
 /// An older promise was put back, from before there was any log: it starts all the same, and keeps saying what it misses.
 #[test]
 fn flush_note_without_a_promised_log_is_a_lasting_doubt() {
