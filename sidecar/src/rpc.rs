@@ -256,7 +256,8 @@ impl BackupClient {
         loop {
             let request = FenceRequest { after: reading.after(), ..request.clone() };
             let page = self.call(path::FENCE, &request, timeout).await?;
-            if let Some(whole) = reading.take(page)? {
+            if let Some(mut whole) = reading.take(page)? {
+                whole.damage.iter_mut().for_each(|why| *why = printable(why));
                 return Ok(whole);
             }
         }
@@ -488,7 +489,7 @@ impl BackupClient {
 
     fn refusal(&self, path: &str, status: hyper::StatusCode, body: &[u8]) -> CallError {
         match serde_json::from_slice::<Refusal>(body) {
-            Ok(refusal) => CallError::Refused(refusal),
+            Ok(refusal) => CallError::Refused(refusal.map_words(printable)),
             Err(_) => self.unreachable(&format!("{path}: answered {status}, which is no answer of a backup")),
         }
     }
@@ -502,6 +503,11 @@ impl fmt::Debug for BackupClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("BackupClient").field(&self.whom()).finish()
     }
+}
+
+/// What others say, as a terminal and a log may show it.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// An error in our words: hyper speaks of chunks and messages, and tells the interesting part in the cause.

@@ -686,6 +686,26 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The same, and what it says in words passed through `edit`.
+    pub fn map_words(mut self, edit: impl FnOnce(&str) -> String) -> Refusal {
+        match &mut self {
+            Refusal::RetryLater { why, .. }
+            | Refusal::WrongLog { why }
+            | Refusal::NoSuchCopy { why, .. }
+            | Refusal::OtherTerm { why }
+            | Refusal::Unauthorized { why }
+            | Refusal::Forbidden { why }
+            | Refusal::BadRequest { why }
+            | Refusal::Failed { why } => *why = edit(why),
+            Refusal::Fenced { .. }
+            | Refusal::NotFenced { .. }
+            | Refusal::ClaimedBefore { .. }
+            | Refusal::Corrupt { .. }
+            | Refusal::OtherMember { .. } => {}
+        }
+        self
+    }
+
     /// The HTTP status that carries this refusal.
     pub fn http_status(&self) -> u16 {
         match self {

@@ -75,6 +75,15 @@ async fn replies_and_refusals_come_back_as_types() {
     assert!(unreachable(client.call("/odd", &Empty {}, TIMEOUT).await).contains("not understood"));
 }
 
+/// A lying backup must not write to the terminal on which an administrator looks at the group.
+#[tokio::test]
+async fn a_refusal_has_no_control_characters() {
+    let said = Refusal::RetryLater { after_ms: 1, why: "full\u{1b}]0;mine\u{7}\r\n".to_owned() };
+    let client = serving(Router::new().route("/no", post(|| async { (StatusCode::CONFLICT, Json(said)) }))).await;
+    let told = Refusal::RetryLater { after_ms: 1, why: "full?]0;mine???".to_owned() };
+    assert_eq!(client.call::<_, Empty>("/no", &Empty {}, TIMEOUT).await, Err(CallError::Refused(told)));
+}
+
 /// A lying backup must not fill the memory of a caller.
 #[tokio::test]
 async fn only_inventories_are_large() {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::contacts;
 use crate::control::Context;
-use crate::rpc::BackupClient;
+use crate::rpc::{BackupClient, printable};
 
 /// Between two notes to the primary.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,9 +39,9 @@ pub struct Peers {
     primary: Mutex<Option<(PrimaryRef, Instant)>>,
 }
 
-/// What a terminal shows as it is, and no more of it than a line has room for.
-fn printable(text: &str) -> String {
-    text.chars().take(WHY_CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
+/// No more than a line has room for.
+fn line(text: &str) -> String {
+    printable(text).chars().take(WHY_CHARS_MAX).collect()
 }
 
 impl Peers {
@@ -56,8 +56,8 @@ impl Peers {
         let takeover = note
             .takeover
             .filter(|_| !reads_only)
-            .map(|takeover| Takeover { why_not: takeover.why_not.map(|why| printable(&why)), ..takeover });
-        let follow = note.follow.map(|follow| FollowReport { from: printable(&follow.from), ..follow });
+            .map(|takeover| Takeover { why_not: takeover.why_not.map(|why| line(&why)), ..takeover });
+        let follow = note.follow.map(|follow| FollowReport { from: line(&follow.from), ..follow });
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|_, (_, at)| at.elapsed() < FORGET_AFTER);
         if heard.len() < PEERS_MAX || heard.contains_key(name.as_str()) {
