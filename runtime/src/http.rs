@@ -66,7 +66,7 @@ pub struct Limits {
     pub authenticated: usize,
     /// Largest request body.
     pub body_bytes: usize,
-    /// Largest request body of a guest.
+    /// Largest request body of a guest, and of everybody at an endpoint that authenticates nobody.
     pub guest_body_bytes: usize,
     /// How long a request's head may take. Also how long a connection may stay idle between two requests.
     pub idle_timeout: Duration,
@@ -191,6 +191,9 @@ impl Server {
 
     /// Serves until `shutdown` is ready, then gives responses a moment to finish. Never returns earlier.
     pub async fn serve(mut self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+        if let Authentication::None = &self.authentication {
+            self.limits.body_bytes = self.limits.guest_body_bytes;
+        }
         let bodies = middleware::from_fn_with_state((self.limits, self.refuse), read_body);
         self.router = self.router.layer(DefaultBodyLimit::disable()).layer(bodies);
         if let Authentication::Request(check) = &self.authentication {

@@ -37,9 +37,9 @@ async fn a_port_in_use_is_reported() {
 }
 
 #[tokio::test]
-async fn bodies_are_bounded() {
+async fn an_open_endpoint_takes_small_bodies() {
     let (address, _stop, _) = start().await;
-    let max = Limits::default().body_bytes;
+    let max = Limits::default().guest_body_bytes;
     let head = |length: usize| {
         format!("POST /length HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n")
             .into_bytes()
@@ -47,7 +47,7 @@ async fn bodies_are_bounded() {
     let fits = send(address, &[head(max), vec![b'x'; max]].concat()).await;
     assert!(fits.ends_with(&max.to_string()), "{fits}");
     let too_long = send(address, &head(max + 1)).await;
-    assert!(too_long.starts_with("HTTP/1.1 413") && too_long.contains("1024 KiB"), "{too_long}");
+    assert!(too_long.starts_with("HTTP/1.1 413") && too_long.contains("16 KiB"), "{too_long}");
 }
 
 #[tokio::test]
