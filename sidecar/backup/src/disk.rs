@@ -6,7 +6,7 @@
 //! `….of-log-…`), and so does what no longer belongs to the log (`quarantined-…`): nothing of them is ever written over or
 //! deleted here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -75,6 +75,15 @@ pub enum ReadError {
     Corrupt,
     /// The disk said no.
     Io(io::Error),
+}
+
+/// Some files were not deleted, or it is not certain that they will stay deleted.
+#[derive(Debug)]
+pub struct NotDeleted {
+    /// The segments whose files may still be there.
+    pub segments: BTreeSet<SegmentId>,
+    /// What the disk said last.
+    pub error: io::Error,
 }
 
 impl Disk {
@@ -390,22 +399,29 @@ impl Disk {
     }
 
     /// Deletes the files of segments, if they are of this log, and brings that to disk with one sync. Where one cannot be
-    /// deleted the others go all the same, and the last error is returned.
-    pub fn delete(&self, segments: &[SegmentId], log: LogId) -> io::Result<()> {
-        let (mut deleted, mut result) = (false, Ok(()));
+    /// deleted, or read, the others go all the same.
+    pub fn delete(&self, segments: &[SegmentId], log: LogId) -> Result<(), NotDeleted> {
+        let (mut deleted, mut left, mut result) = (false, BTreeSet::new(), Ok(()));
         let files = |segment: &SegmentId| [(*segment, Sealed::Closed), (*segment, Sealed::Open)];
         for (segment, sealed) in segments.iter().flat_map(files) {
             let name = name(segment, sealed);
-            let found = self.read_header(&name);
-            if !matches!(found, Ok(Some(found)) if found.log == log && found.segment == segment) {
-                continue;
-            }
-            match self.folder.remove_if_present(&name) {
+            let removed = match self.read_header(&name) {
+                Ok(Some(found)) if found.log == log && found.segment == segment => self.folder.remove_if_present(&name),
+                Ok(_) => continue,
+                Err(error) if is_no_file_of_ours(&error) || error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => Err(error),
+            };
+            match removed {
                 Ok(removed) => deleted |= removed,
-                Err(error) => result = Err(error),
+                Err(error) => {
+                    left.insert(segment);
+                    result = Err(error);
+                }
             }
         }
-        if deleted { self.folder.sync().and(result) } else { result }
+        // After a sync that failed they are gone from the folder, and what comes back by a loss of power is found at a start.
+        let synced = if deleted { self.folder.sync() } else { Ok(()) };
+        synced.and(result).map_err(|error| NotDeleted { segments: left, error })
     }
 
     /// Deletes the file of an open segment.
@@ -424,10 +440,7 @@ impl Disk {
     ) -> io::Result<Result<(SegmentIdentity, Option<Closure>), String>> {
         let file = match self.folder.open(name) {
             Ok(file) => file,
-            // No error of the system: what is there is no file of ours. A link is not followed.
-            Err(error) if error.raw_os_error().is_none_or(|errno| errno == Errno::LOOP.raw_os_error()) => {
-                return Ok(Err(error.to_string()));
-            }
+            Err(error) if is_no_file_of_ours(&error) => return Ok(Err(error.to_string())),
             Err(error) => return Err(error),
         };
         let Some(identity) = read_header(&*file)? else {
@@ -497,6 +510,11 @@ fn quarantined(identity: &SegmentIdentity, sealed: Sealed) -> String {
 
 fn name(segment: SegmentId, sealed: Sealed) -> String {
     FileName { segment, sealed, temporary: false }.to_string()
+}
+
+/// No error of the system: what is there is no regular file of this user. A link is not followed.
+fn is_no_file_of_ours(error: &io::Error) -> bool {
+    error.raw_os_error().is_none_or(|errno| errno == Errno::LOOP.raw_os_error())
 }
 
 fn read_header(file: &dyn File) -> io::Result<Option<SegmentIdentity>> {

@@ -8,7 +8,7 @@
 //! # Bytes
 //! Two [blocks](crate::blocks) of magic `TWFLUSHD`, written in turn: the older of them is all that a crash can tear.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,6 +93,8 @@ pub struct Flushed {
     sequence: u64,
     newest: Newest,
     notes: BTreeMap<SegmentId, (SegmentIdentity, Offset)>,
+    /// The segments that the file may have notes of. After a write that failed, those of the notes before and after it.
+    named: BTreeSet<SegmentId>,
     /// The file says less of them.
     dirty: bool,
     /// Entries that the ledger has had, and how many the file says.
@@ -114,9 +116,10 @@ impl Flushed {
                 });
                 if let Some((sequence, block, found)) = sound.max_by_key(|(sequence, ..)| *sequence) {
                     let Notes { ledger: noted, open } = found;
-                    let notes = open.iter().map(|note| (note.0.segment, *note)).collect();
+                    let notes: BTreeMap<_, _> = open.iter().map(|note| (note.0.segment, *note)).collect();
+                    let named = notes.keys().copied().collect();
                     let (newest, entries) = (Newest::new(sequence), Entries::new(noted));
-                    let flushed = Flushed { file, block, sequence, newest, notes, dirty: false, entries, noted };
+                    let flushed = Flushed { file, block, sequence, newest, notes, named, dirty: false, entries, noted };
                     return Ok((flushed, open, doubts));
                 }
                 let aside = free_name(folder, &format!("{FLUSHED}.unreadable"))?;
@@ -143,9 +146,9 @@ impl Flushed {
         KIND.write(&*file, 1, 1, &Notes::default())?;
         folder.rename(TEMPORARY, FLUSHED)?;
         folder.sync()?;
-        let (notes, entries) = (BTreeMap::new(), Entries::default());
+        let (notes, named, entries) = (BTreeMap::new(), BTreeSet::new(), Entries::default());
         let (block, sequence, newest) = (1, 1, Newest::new(1));
-        Ok(Flushed { file, block, sequence, newest, notes, dirty: false, entries, noted: 0 })
+        Ok(Flushed { file, block, sequence, newest, notes, named, dirty: false, entries, noted: 0 })
     }
 
     /// Where the ledger keeps count: as many entries as are noted, to begin with.
@@ -167,6 +170,11 @@ impl Flushed {
     /// True when there is a note of this very segment.
     pub fn knows(&self, identity: &SegmentIdentity) -> bool {
         self.notes.get(&identity.segment).is_some_and(|(known, _)| known == identity)
+    }
+
+    /// True when the file may have a note of this segment: without its open file the next start would miss it.
+    pub fn may_name(&self, segment: SegmentId) -> bool {
+        self.named.contains(&segment)
     }
 
     /// This segment's open file is no longer needed.
@@ -201,7 +209,10 @@ impl Flushed {
             notes.open.remove(0);
         }
         let (block, sequence) = (1 - self.block, self.newest.sequence() + 1);
+        let named = notes.open.iter().map(|(identity, _)| identity.segment);
+        self.named.extend(named.clone());
         KIND.write(&*self.file, block, sequence, &notes)?;
+        self.named = named.collect();
         (self.block, self.sequence, self.dirty, self.noted) = (block, sequence, false, notes.ledger);
         self.newest.advance(sequence);
         Ok(())

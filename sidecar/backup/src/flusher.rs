@@ -16,7 +16,7 @@ use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan;
 use tracing::{info, warn};
 
-use crate::disk::Disk;
+use crate::disk::{Disk, NotDeleted};
 use crate::files::File;
 use crate::flushed::Flushed;
 use crate::memory::Buffers;
@@ -82,6 +82,10 @@ pub struct Flusher {
     bytes: PageBuffer,
     /// The last flush failed: said once, not five times a second.
     failing: bool,
+    /// The last deletion failed.
+    delete_fails: bool,
+    /// What no answer waits for could not be noted.
+    rest_fails: bool,
 }
 
 #[derive(Debug)]
@@ -105,6 +109,8 @@ impl Flusher {
             flushed,
             bytes: PageBuffer::default(),
             failing: false,
+            delete_fails: false,
+            rest_fails: false,
         }
     }
 
@@ -171,8 +177,10 @@ impl Flusher {
                 Vec::new()
             }
             Some(Job::DeleteTrimmed(segments, log)) => {
-                self.delete(&segments, log);
-                vec![Input::Deleted(segments)]
+                let left = self.delete(&segments, log);
+                let (left, gone): (Vec<_>, Vec<_>) = segments.into_iter().partition(|segment| left.contains(segment));
+                let deleted = (!gone.is_empty()).then_some(Input::Deleted(gone));
+                deleted.into_iter().chain((!left.is_empty()).then_some(Input::NotDeleted(left))).collect()
             }
             Some(Job::MoveAside(segment)) => {
                 // Where it fails, the next start finds the file again.
@@ -193,11 +201,14 @@ impl Flusher {
         }
     }
 
-    /// Nothing has been to do for a moment, or the process ends: notes what no answer waits for.
-    pub fn rest(&mut self) {
-        if let Err(error) = self.flushed.write() {
-            warn!(folder = %self.disk.path().display(), %error, "failed to record how far open segments are flushed");
+    /// Nothing has been to do for a moment, or the process ends: notes what no answer waits for. False if the disk refused.
+    pub fn rest(&mut self) -> bool {
+        let result = self.flushed.write();
+        let failed_before = std::mem::replace(&mut self.rest_fails, result.is_err());
+        if let (Err(error), false) = (&result, failed_before) {
+            warn!(folder = %self.disk.path().display(), %error, "failed to record how far open segments are flushed: will retry");
         }
+        result.is_ok()
     }
 
     /// True while [`Flusher::rest`] has something to do.
@@ -404,15 +415,25 @@ impl Flusher {
         }
     }
 
-    fn delete(&mut self, segments: &[SegmentId], log: LogId) {
-        match self.forget(segments).and_then(|()| self.disk.delete(segments, log)) {
-            Ok(()) => segments.iter().for_each(|segment| info!(%segment, "deleted")),
-            // Harmless: found at the next start, it is a copy that the primary drops or trims again.
-            Err(error) => {
-                let (first, count) = (segments.first().map(tracing::field::display), segments.len());
-                warn!(segment = first, count, %error, "failed to delete segment files");
-            }
+    /// Returns the segments whose files may still be there. As long as there may be a note of one, its file must stay.
+    fn delete(&mut self, segments: &[SegmentId], log: LogId) -> BTreeSet<SegmentId> {
+        let forgotten = self.forget(segments);
+        let is_noted = |segment: &SegmentId| forgotten.is_err() && self.flushed.may_name(*segment);
+        let (noted, free): (Vec<_>, Vec<_>) = segments.iter().copied().partition(is_noted);
+        let (mut left, deleted) = match self.disk.delete(&free, log) {
+            Ok(()) => (BTreeSet::new(), Ok(())),
+            Err(NotDeleted { segments, error }) => (segments, Err(error)),
+        };
+        left.extend(noted);
+        let gone = segments.iter().filter(|segment| !left.contains(segment));
+        gone.for_each(|segment| info!(%segment, "deleted"));
+        let result = forgotten.and(deleted);
+        let failed_before = std::mem::replace(&mut self.delete_fails, result.is_err());
+        if let (Err(error), false) = (result, failed_before) {
+            let (first, count) = (left.first().map(tracing::field::display), left.len());
+            warn!(segment = first, count, %error, "failed to delete segment files");
         }
+        left
     }
 
     fn read(&mut self, buffers: &dyn Buffers, slot: Slot, start: Offset, end: Offset) -> io::Result<()> {

@@ -82,8 +82,10 @@ pub struct Backup {
     /// Open segments whose flushed files are gone. The notes of those flushes stay as long as the resulting doubt.
     gone: Vec<SegmentId>,
     other_files: OtherFiles,
-    /// Trimmed segments whose files may still be there, and the most bytes that these have.
+    /// Trimmed segments whose files are being deleted, and the most bytes that these have.
     deleting: BTreeMap<SegmentId, u64>,
+    /// The same of files that the disk did not delete: tried again at the next tick.
+    undeleted: BTreeMap<SegmentId, u64>,
     /// A trim of this epoch to below this record is not done yet: it continues when files have been deleted.
     trimming: Option<Lsn>,
     ending: bool,
@@ -106,6 +108,7 @@ impl Backup {
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
             Input::GivenUp(slot) => self.on_given_up(slot, out),
             Input::Deleted(segments) => self.on_deleted(&segments, out),
+            Input::NotDeleted(segments) => self.on_not_deleted(&segments, out),
             Input::OtherFiles(bytes) => self.on_other_files(bytes),
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),

@@ -17,6 +17,8 @@ use crate::thread::spawn_owned;
 
 /// With nothing to do for so long it is noted how far open segments are flushed.
 const REST_AFTER: Duration = Duration::from_millis(50);
+/// And where the disk refused that, it is tried again after this time.
+const REST_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 enum Task {
     Do(Job),
@@ -81,12 +83,18 @@ struct Worker<A> {
 
 impl<A: Fn(Input)> Worker<A> {
     fn work(mut self, queue: &Receiver<Task>) {
+        let mut rest_after = REST_AFTER;
         loop {
             if self.flusher.due().is_none() {
-                match queue.recv_timeout(if self.flusher.is_restless() { REST_AFTER } else { Duration::MAX }) {
+                match queue.recv_timeout(if self.flusher.is_restless() { rest_after } else { Duration::MAX }) {
                     Ok(task) => self.take(task),
-                    Err(RecvTimeoutError::Timeout) => self.flusher.rest(),
-                    Err(RecvTimeoutError::Disconnected) => return self.flusher.rest(),
+                    Err(RecvTimeoutError::Timeout) => {
+                        rest_after = if self.flusher.rest() { REST_AFTER } else { REST_AGAIN_AFTER };
+                    }
+                    Err(RecvTimeoutError::Disconnected) => {
+                        self.flusher.rest();
+                        return;
+                    }
                 }
             }
             // Take everything else that waits: flushes of the same segment are done together.

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use rustix::io::Errno;
+
 use super::{File, Folder, OsFolder};
 
 /// A clone is the same folder.
@@ -13,16 +15,22 @@ pub(crate) struct TestFolder {
     folder: Arc<OsFolder>,
     full: Arc<AtomicBool>,
     unreadable: Arc<AtomicBool>,
+    unwritable: Arc<AtomicBool>,
     syncs: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
-struct TestFile(Box<dyn File>, Arc<AtomicBool>);
+struct TestFile {
+    file: Box<dyn File>,
+    full: Arc<AtomicBool>,
+    unwritable: Arc<AtomicBool>,
+}
 
 impl TestFolder {
     pub(crate) fn open(path: &Path) -> TestFolder {
         let folder = Arc::new(OsFolder::open(path).unwrap());
-        TestFolder { folder, full: Arc::default(), unreadable: Arc::default(), syncs: Arc::default() }
+        let (full, unreadable, unwritable) = Default::default();
+        TestFolder { folder, full, unreadable, unwritable, syncs: Arc::default() }
     }
 
     /// From now on there is no room for more than what is there, or there is.
@@ -35,14 +43,23 @@ impl TestFolder {
         self.unreadable.store(unreadable, Ordering::Relaxed);
     }
 
+    /// From now on nothing can be written to a file, or it can.
+    pub(crate) fn set_unwritable(&self, unwritable: bool) {
+        self.unwritable.store(unwritable, Ordering::Relaxed);
+    }
+
     /// How often its names were brought to disk.
     pub(crate) fn syncs(&self) -> usize {
         self.syncs.load(Ordering::Relaxed)
     }
 
     fn wrap(&self, file: Box<dyn File>) -> Box<dyn File> {
-        Box::new(TestFile(file, Arc::clone(&self.full)))
+        Box::new(TestFile { file, full: Arc::clone(&self.full), unwritable: Arc::clone(&self.unwritable) })
     }
+}
+
+fn check(fails: &AtomicBool) -> io::Result<()> {
+    if fails.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(Errno::IO.raw_os_error())) } else { Ok(()) }
 }
 
 fn check_room(full: &AtomicBool) -> io::Result<()> {
@@ -59,9 +76,7 @@ impl Folder for TestFolder {
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
-        if self.unreadable.load(Ordering::Relaxed) {
-            return Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()));
-        }
+        check(&self.unreadable)?;
         self.folder.open(name).map(|file| self.wrap(file))
     }
 
@@ -86,26 +101,27 @@ impl Folder for TestFolder {
 
 impl File for TestFile {
     fn length(&self) -> io::Result<u64> {
-        self.0.length()
+        self.file.length()
     }
 
     fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read_at(at, out)
+        self.file.read_at(at, out)
     }
 
     fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<usize> {
-        if at + bytes.len() as u64 > self.0.length()? {
-            check_room(&self.1)?;
+        check(&self.unwritable)?;
+        if at + bytes.len() as u64 > self.file.length()? {
+            check_room(&self.full)?;
         }
-        self.0.write_at(at, bytes)
+        self.file.write_at(at, bytes)
     }
 
     fn allocate(&self, length: u64) -> io::Result<()> {
-        check_room(&self.1)?;
-        self.0.allocate(length)
+        check_room(&self.full)?;
+        self.file.allocate(length)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync()
+        self.file.sync()
     }
 }

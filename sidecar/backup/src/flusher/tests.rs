@@ -94,6 +94,20 @@ impl Fixture {
         self.flusher.queue(Job::DeleteTrimmed(segments.map(SegmentId).collect(), LogId(1)));
     }
 
+    /// Trims these, all at once: which are deleted, and which are not.
+    fn delete(&mut self, segments: std::ops::RangeInclusive<u64>) -> (Vec<u64>, Vec<u64>) {
+        self.trim(segments);
+        let (mut gone, mut left) = (Vec::new(), Vec::new());
+        for input in self.flusher.work(&self.buffer) {
+            match input {
+                Input::Deleted(segments) => gone.extend(segments.into_iter().map(|segment| segment.0)),
+                Input::NotDeleted(segments) => left.extend(segments.into_iter().map(|segment| segment.0)),
+                other => panic!("{other:?}"),
+            }
+        }
+        (gone, left)
+    }
+
     fn files(&self) -> usize {
         self.disk.folder().names().unwrap().iter().filter(|name| name.starts_with("segment-")).count()
     }
@@ -213,6 +227,44 @@ fn jobs_for_one_segment_keep_their_order_around_a_trim() {
     let gone = |input: &Input| matches!(input, Input::Deleted(segments) if segments.contains(&SegmentId(1)));
     assert!(written.is_some() && written < order.iter().position(gone), "{order:?}");
     assert_eq!(fixture.files(), 0);
+}
+
+#[test]
+fn closed_files_go_even_if_notes_cannot_be_written() {
+    let mut fixture = Fixture::start();
+    let ends = segment().1;
+    fixture.show(0..ends[1]);
+    fixture.flush(ends[1]);
+    (2..=3).for_each(|segment| fixture.put(segment));
+    fixture.folder.set_unwritable(true);
+    assert_eq!(fixture.delete(1..=3), (vec![2, 3], vec![1]));
+    assert_eq!(fixture.delete(1..=1), (vec![], vec![1]), "its note is still on disk");
+    assert_eq!(Flushed::open(fixture.disk.folder(), true).unwrap().1, [(identity(), Offset(ends[1]))]);
+    assert_eq!(fixture.files(), 1);
+    fixture.folder.set_unwritable(false);
+    assert_eq!(fixture.delete(1..=1), (vec![1], vec![]));
+    assert_eq!(fixture.files(), 0);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_does_not_count_as_deleted() {
+    let mut fixture = Fixture::start();
+    (2..=3).for_each(|segment| fixture.put(segment));
+    fixture.folder.set_unreadable(true);
+    assert_eq!(fixture.delete(2..=3), (vec![], vec![2, 3]));
+    fixture.folder.set_unreadable(false);
+    assert_eq!(fixture.delete(2..=3), (vec![2, 3], vec![]));
+    assert_eq!(fixture.files(), 0);
+}
+
+#[test]
+fn notes_that_cannot_be_written_are_retried() {
+    let mut fixture = Fixture::start();
+    fixture.flusher.flushed.note(&identity(), Offset(72));
+    fixture.folder.set_unwritable(true);
+    assert!(!fixture.flusher.rest() && fixture.flusher.is_restless());
+    fixture.folder.set_unwritable(false);
+    assert!(fixture.flusher.rest() && !fixture.flusher.is_restless());
 }
 
 /// Renamed, and the name was never brought to disk: after a loss of power only the open file is there.

@@ -386,8 +386,10 @@ impl World {
                 Input::Quarantined(slot, if good { Ok(()) } else { Err("the disk is full".to_owned()) })
             }
             Job::DeleteTrimmed(segments) => {
-                // A file that the disk does not delete is found at the next start.
-                for segment in segments.iter().filter(|_| good) {
+                if !good {
+                    return Input::NotDeleted(segments);
+                }
+                for segment in &segments {
                     self.files.remove(segment);
                     self.open_files.remove(segment);
                 }

@@ -50,6 +50,7 @@ impl Backup {
             out.push(Output::RevokeBelow(self.promise.epoch));
         }
         self.quarantine_again(out);
+        self.delete_again(out);
         for image in self.installs.values_mut() {
             image.ticks = (image.ticks + 1).min(IMAGE_TICKS);
         }

@@ -88,14 +88,30 @@ impl Backup {
         self.deleting.extend(trimmed);
     }
 
-    /// A trim continues once everything is gone that it has removed so far.
     pub(super) fn on_deleted(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
         for segment in segments {
             self.deleting.remove(segment);
         }
+        self.go_on_trimming(out);
+    }
+
+    pub(super) fn on_not_deleted(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
+        let left = segments.iter().filter_map(|segment| self.deleting.remove_entry(segment));
+        self.undeleted.extend(left);
+        self.go_on_trimming(out);
+    }
+
+    /// A trim continues once the disk has answered for everything that it has removed so far.
+    fn go_on_trimming(&mut self, out: &mut Vec<Output>) {
         if let Some(below) = self.trimming.filter(|_| self.deleting.is_empty() && !self.ending) {
             self.trim(below, out);
         }
+    }
+
+    /// Time passes: the disk may delete now what it did not. A copy that has come since has these files' names.
+    pub(super) fn delete_again(&mut self, out: &mut Vec<Output>) {
+        let undeleted = std::mem::take(&mut self.undeleted).into_iter();
+        self.delete_trimmed(undeleted.filter(|(segment, _)| !self.copies.contains_key(segment)).collect(), out);
     }
 
     /// The most bytes that the file of a copy may have.
@@ -112,7 +128,7 @@ impl Backup {
     fn segment_file_bytes(&self) -> u64 {
         let on_disk = self.copies.values().filter(|copy| copy.place == Place::Disk);
         let kept: u64 = on_disk.map(|copy| file_bytes(copy.closure.end)).sum();
-        kept + self.deleting.values().sum::<u64>()
+        kept + self.deleting.values().chain(self.undeleted.values()).sum::<u64>()
     }
 
     fn file_bytes_max(&self) -> u64 {

@@ -139,9 +139,10 @@ pub enum Input {
     /// Bytes of the files in the flush folder that are no segments of the log: the ledger, the promise, the quarantine. Counted
     /// from time to time, because an administrator may remove files.
     OtherFiles(u64),
-    /// The answer to [`Output::DeleteTrimmed`], perhaps in parts: these files are deleted, or the disk refused. What it
-    /// refused is found at the next start.
+    /// The answer to [`Output::DeleteTrimmed`], perhaps in parts: these files are deleted.
     Deleted(Vec<SegmentId>),
+    /// The answer to [`Output::DeleteTrimmed`], perhaps in parts: the disk refused, and these files may still be there.
+    NotDeleted(Vec<SegmentId>),
     /// A closed segment that was read did not match its closure, or is missing. The place says which copy was read: an image
     /// may have replaced it since.
     FoundCorrupt(SegmentIdentity, Place),
@@ -225,7 +226,7 @@ pub enum Output {
     /// Delete a flushed segment's files, whether open or closed: the records are no longer needed.
     DeleteFile(SegmentId),
     /// Delete the files of trimmed segments, whether open or closed, in the background and in any order; answer with
-    /// [`Input::Deleted`]. What concerns other segments need not wait for it, what concerns the same one must: a trim may
+    /// [`Input::Deleted`] or [`Input::NotDeleted`]. What concerns other segments need not wait for it, what concerns the same one must: a trim may
     /// be of thousands of segments.
     DeleteTrimmed(Vec<SegmentId>),
     /// Move a segment's files, whether open or closed, into quarantine: they are not part of the log, but may be the last

@@ -74,6 +74,7 @@ impl Backup {
             gone: Vec::new(),
             other_files: OtherFiles::new(other_bytes),
             deleting: BTreeMap::new(),
+            undeleted: BTreeMap::new(),
             trimming: None,
             ending: false,
             finished: false,

@@ -182,6 +182,46 @@ fn a_trimmed_file_counts_until_it_is_deleted() {
     assert!(fixture.append(3).is_ok());
 }
 
+/// A disk that fails for a while must not make the folder grow beyond its bound.
+#[test]
+fn a_file_that_was_not_deleted_counts_and_is_tried_again() {
+    let mut fixture = Fixture::bound(2 * file() + 2 * FULL - 1);
+    fixture.store(1);
+    fixture.store(2);
+    fixture.trim(11);
+    fixture.out.clear();
+    fixture.step(Input::NotDeleted(vec![SegmentId(1)]));
+    assert_eq!(fixture.out, [], "not before a tick");
+    assert_eq!(fixture.backup.flush_bytes(), 2 * file());
+    assert!(fixture.append(3).is_err());
+    fixture.out.clear();
+    fixture.step(Input::Tick);
+    fixture.delete(&[1]);
+    assert_eq!(fixture.backup.flush_bytes(), file());
+    fixture.out.clear();
+    fixture.step(Input::Tick);
+    assert_eq!(fixture.out, []);
+    assert!(fixture.append(3).is_ok());
+}
+
+/// What has the segment's name now is no longer what was trimmed.
+#[test]
+fn a_copy_that_has_come_since_is_not_deleted() {
+    let mut fixture = Fixture::bound(u64::MAX);
+    fixture.store(1);
+    fixture.store(2);
+    fixture.trim(11);
+    fixture.step(Input::NotDeleted(vec![SegmentId(1)]));
+    let slot = fixture.image(1).expect("lent");
+    let (caller, identity) = (caller(fixture.epoch), identity(1, fixture.epoch));
+    fixture.ask(Request::Close(CloseRequest { caller, identity, closure: closure(1) }));
+    fixture.step(Input::Flushed(slot, identity, FlushResult::Done));
+    fixture.out.clear();
+    fixture.step(Input::Tick);
+    assert_eq!(fixture.out, []);
+    assert_eq!(fixture.backup.flush_bytes(), 2 * file());
+}
+
 /// The process died before it had deleted what was trimmed.
 #[test]
 fn a_trimmed_file_found_at_start_counts_until_deleted() {
@@ -224,8 +264,8 @@ fn a_large_trim_goes_on_as_files_are_deleted() {
         let (last, others) = slice.split_last().expect("not empty");
         fixture.out.clear();
         fixture.step(Input::Deleted(others.to_vec()));
-        assert_eq!(fixture.out, [], "not before all of them are gone");
-        fixture.step(Input::Deleted(vec![*last]));
+        assert_eq!(fixture.out, [], "not before all of them are done");
+        fixture.step(Input::NotDeleted(vec![*last]));
     }
     assert_eq!(sizes, [TRIMMED_AT_ONCE, TRIMMED_AT_ONCE, 296 - 2 * TRIMMED_AT_ONCE]);
     assert_eq!(fixture.backup.counts().on_disk, 4);
