@@ -162,11 +162,33 @@ impl Folder {
         Ok(fsync(&self.handle)?)
     }
 
-    /// The folder that it lies in.
-    pub fn sync_parent(&self) -> io::Result<()> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(fsync(openat(&self.handle, "..", flags, Mode::empty())?)?)
+    /// Brings its name to disk, and the names above it in folders of this user: a process that made them may have been killed
+    /// before.
+    pub fn sync_parents(&self) -> io::Result<()> {
+        let up = |at: &OwnedFd| openat(at, "..", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let mut at = up(&self.handle)?;
+        sync_names(&at)?;
+        loop {
+            let above = up(&at)?;
+            let (found, below) = (fstat(&above)?, fstat(&at)?);
+            if (found.st_dev, found.st_ino) == (below.st_dev, below.st_ino) {
+                return Ok(());
+            }
+            if found.st_uid == geteuid().as_raw() {
+                match sync_names(&above) {
+                    // It need not be readable, and not every file system is on a disk that can be written.
+                    Ok(()) | Err(Errno::ACCESS | Errno::INVAL | Errno::ROFS) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            at = above;
+        }
     }
+}
+
+/// Brings the names in a folder to disk, which was opened without the right to read it.
+fn sync_names(folder: &OwnedFd) -> rustix::io::Result<()> {
+    fsync(openat(folder, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 fn check_file(found: &Stat) -> io::Result<()> {

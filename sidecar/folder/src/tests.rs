@@ -20,6 +20,18 @@ fn folders_are_made_on_the_way() {
     assert!(open(&dir.path().join("file")).unwrap_err().contains("Not a directory"));
 }
 
+/// What is above a temporary folder may be on any file system, or of another user.
+#[test]
+fn names_are_brought_to_disk_up_to_the_root() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&dir.path().join("a/b/c")).unwrap().sync_parents().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o300)).unwrap();
+    let synced = open(&dir.path().join("a/b")).unwrap().sync_parents();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
+    synced.unwrap();
+    open(Path::new("/")).unwrap().sync_parents().unwrap();
+}
+
 #[test]
 fn own_links_are_followed_and_loops_end() {
     let dir = tempfile::tempdir().unwrap();

@@ -52,8 +52,8 @@ impl OsFolder {
                 return Err(error).with_context(|| format!("lock flush folder {shown}"));
             }
         }
-        // The folder's own name.
-        folder.sync_parent().with_context(unwritable)?;
+        // The folder's own name, and those of the folders that were made for it.
+        folder.sync_parents().with_context(unwritable)?;
         Ok(OsFolder { folder, _lock: lock })
     }
 }
