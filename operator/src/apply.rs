@@ -27,7 +27,7 @@ use crate::cache::group_ref;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
 use crate::objects::claim::{ClaimEnd, ClaimStep};
-use crate::objects::{Kind, Owned, owner, stored};
+use crate::objects::{Kind, LABEL_INSTANCE, Owned, owner, stored};
 use crate::observed::Observed;
 use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::news::news;
@@ -242,7 +242,8 @@ impl<'a> Executor<'a> {
         let change = match end {
             ClaimEnd::Delete => return gone(api.delete(&name, &of_uid(Some(uid.clone()))).await.map(drop)),
             ClaimEnd::Retain => {
-                json!({"labels": {LABEL_BACKUP_OF: null, LABEL_RETAINED_OF: self.name}, "ownerReferences": []})
+                let labels = json!({LABEL_BACKUP_OF: null, LABEL_INSTANCE: null, LABEL_RETAINED_OF: self.name});
+                json!({"labels": labels, "ownerReferences": []})
             }
             ClaimEnd::Keep { attempt } => json!({"annotations": {ANNOTATION_ATTEMPT: attempt.to_string()}}),
         };

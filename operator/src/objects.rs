@@ -21,6 +21,10 @@ use tailwind_crds::names::{DISCOVERY_GROUP, primary_service, reader_secret, side
 
 use crate::server_version::ServerVersion;
 
+/// The label of the group's name. Argo CD may take an object that has it for a part of the application of that name, and prunes
+/// it if it has no owner.
+pub(crate) const LABEL_INSTANCE: &str = "app.kubernetes.io/instance";
+
 /// What every object of a group says: its owner. With it Kubernetes deletes the object after the group.
 pub(crate) fn owner(group: &ReplicaGroup) -> Value {
     json!({
@@ -40,7 +44,7 @@ pub(crate) fn metadata(group: &ReplicaGroup, name: &str) -> Value {
         "namespace": group.namespace().unwrap_or_default(),
         "labels": {
             "app.kubernetes.io/name": "tailwind",
-            "app.kubernetes.io/instance": group.name_any(),
+            LABEL_INSTANCE: group.name_any(),
             "app.kubernetes.io/managed-by": "tailwind-operator",
         },
         "ownerReferences": [owner(group)],

@@ -15,7 +15,7 @@ use crate::error::{Cause, Doing, Error};
 use crate::objects::disruption::budget_name;
 use crate::objects::service::is_headless;
 use crate::objects::stored::altered;
-use crate::objects::{Kind, Owned};
+use crate::objects::{Kind, LABEL_INSTANCE, Owned};
 use crate::observed::Observed;
 use crate::plan::licence::{Licence, Look};
 use crate::plan::removal::Removal;
@@ -95,7 +95,9 @@ pub(super) async fn own(
     doing: impl Fn() -> String,
 ) -> Result<(), Error> {
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-    let patch = json!({"metadata": {"uid": uid, "ownerReferences": owners}});
+    // Claims of earlier versions have the label.
+    let labels = json!({LABEL_INSTANCE: null});
+    let patch = json!({"metadata": {"uid": uid, "labels": labels, "ownerReferences": owners}});
     match claims.patch(name, &params, &Patch::Merge(patch)).await {
         Err(kube::Error::Api(status)) if status.is_conflict() => {
             let now = claims.get_opt(name).await.doing(&doing)?;

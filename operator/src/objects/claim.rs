@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, CLAIM_SUFFIX, LABEL_BACKUP_OF, flush_claim};
 use tailwind_crds::{ReplicaGroup, ReplicaGroupSpec, WhenRemoved};
 
-use super::{Kind, Owned, flush, is_owned};
+use super::{Kind, LABEL_INSTANCE, Owned, flush, is_owned};
 use crate::digest::sha256;
 use crate::observed::Observed;
 use crate::server_version::ServerVersion;
@@ -114,6 +114,8 @@ pub fn claim(group: &ReplicaGroup, server: ServerVersion, member: &str) -> Optio
     let spec = template(&group.spec)?;
     let content = json!({"metadata": {"labels": {LABEL_BACKUP_OF: group.name_any()}}, "spec": spec});
     let mut owned = Owned::new(Kind::Claim, &flush_claim(member), group, server, content);
+    // A claim may have no owner, or lose it.
+    owned.object.labels_mut().remove(LABEL_INSTANCE);
     owned.object.annotations_mut().insert(ANNOTATION_TEMPLATE.to_owned(), hash(&spec));
     if claim.when_removed == WhenRemoved::Retain {
         owned.object.metadata.owner_references = None;

@@ -14,7 +14,7 @@ use tailwind_crds::names::{
 use tailwind_crds::{Hugepages, PodTemplateSpec, ReplicaGroup, ReplicaGroupSpec, Transport};
 use tailwind_report::memory;
 
-use super::{container, flush};
+use super::{LABEL_INSTANCE, container, flush};
 use crate::digest::sha256;
 use crate::options::Settings;
 use crate::platform::Platform;
@@ -87,7 +87,7 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
     let mut labels = json!(added.labels);
     for (label, value) in [
         ("app.kubernetes.io/name", "tailwind-backup"),
-        ("app.kubernetes.io/instance", &name),
+        (LABEL_INSTANCE, &name),
         ("app.kubernetes.io/managed-by", "tailwind-operator"),
         (LABEL_BACKUP_OF, &name),
     ] {

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 use tailwind_crds::names::{ANNOTATION_ATTEMPT, LABEL_BACKUP_OF, LABEL_RETAINED_OF};
 
-use super::cluster::is_ending;
+use super::cluster::{is_ending, list};
 use super::shop::{CLAIMS, ORDERS, PODS, Shop};
 use crate::error::Class;
 use crate::observed::Observed;
@@ -46,6 +46,18 @@ fn replace_claim(shop: &Shop, member: &str) -> Value {
     assert!(!shop.cluster.has(&path));
     claim["spec"]["volumeName"] = json!("another disk");
     shop.cluster.create(CLAIMS, &claim)
+}
+
+/// Argo CD, with label tracking: it takes what has this label and no owner for an application's, and its repository lacks it.
+fn prune(shop: &Shop) {
+    for name in shop.cluster.names(CLAIMS) {
+        let path = format!("{CLAIMS}/{name}");
+        let metadata = &shop.cluster.get(&path).unwrap()["metadata"];
+        let has_owner = list(&metadata["ownerReferences"]).next().is_some();
+        if metadata["labels"]["app.kubernetes.io/instance"] == "orders" && !has_owner {
+            shop.cluster.delete(&path);
+        }
+    }
 }
 
 fn planned(observed: &Observed) -> Vec<String> {
@@ -137,6 +149,37 @@ async fn a_released_claim_outlives_the_group_that_owned_it() {
     shop.cluster.delete(ORDERS);
     shop.cluster.stop_deleted_pods();
     assert_eq!((shop.claim(&stays), shop.claim(&leaves).is_some()), (None, true));
+}
+
+#[tokio::test]
+async fn nobody_prunes_the_claims_of_a_group_that_hibernates() {
+    let shop = Shop::with_backups(spec(2, "Retain")).await;
+    let claims = shop.cluster.names(CLAIMS);
+    shop.cluster.change(ORDERS, &json!({"spec": {"hibernate": true}}));
+    shop.reconcile().await;
+    shop.cluster.stop_deleted_pods();
+    assert!(shop.backups().is_empty());
+    prune(&shop);
+    assert_eq!((claims.len(), shop.cluster.names(CLAIMS)), (2, claims));
+}
+
+/// Earlier versions gave claims the label.
+#[tokio::test]
+async fn nobody_prunes_a_claim_that_loses_its_owner() {
+    let (shop, [stays, leaves]) = one_too_many("Delete").await;
+    for member in [&stays, &leaves] {
+        let labels = json!({"app.kubernetes.io/instance": "orders"});
+        shop.cluster.change(&format!("{CLAIMS}/{member}-flush"), &json!({"metadata": {"labels": labels}}));
+    }
+    shop.cluster.change(ORDERS, &json!({"spec": {"flushVolume": {"claim": {"whenRemoved": "Retain"}}}}));
+    let observed = shop.look().await;
+    assert_eq!(planned(&observed), [format!("delete pod {leaves}, and retain its claim")]);
+    shop.act(&observed).await.unwrap();
+    shop.cluster.stop_deleted_pods();
+    prune(&shop);
+    for member in [stays, leaves] {
+        assert_eq!(shop.claim(&member).unwrap()["metadata"]["ownerReferences"], json!([]), "{member}");
+    }
 }
 
 #[tokio::test]
