@@ -199,11 +199,11 @@ impl<'a> Planner<'a> {
         self.backups.iter().any(|backup| backup.member && !backup.is_alive())
     }
 
-    /// A pod that will leave room before long, since its kubelet can be reached.
+    /// A pod that will leave room before long, since its kubelet can be reached and its end does not hang.
     fn ends_soon(&self, backup: &BackupPod) -> bool {
         let is_removed = self.plan.removals.iter().any(|removal| removal.name == backup.name);
         let is_heard = backup.node.as_deref().is_some_and(|node| self.observed.is_node_ready(node));
-        (backup.health == Health::Ending || is_removed) && is_heard
+        (backup.ends_in_time(self.observed.now) || is_removed) && is_heard
     }
 
     /// True if it goes. Otherwise the plan says why it stays.
