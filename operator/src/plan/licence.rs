@@ -303,7 +303,7 @@ pub(crate) fn licence(state: &GroupState<'_>, backup: &BackupPod, leaving: &[Rem
     }
     let observed = state.observed;
     let pod = observed.backups.iter().find(|pod| pod.name_any() == backup.name);
-    if pod.is_some_and(|pod| has_never_run(pod, backup)) {
+    if pod.is_some_and(|pod| has_never_run(state, pod, backup)) {
         return Ok(Licence(Evidence::NeverRan));
     }
     // No container of the pod starts again, so its memory is gone in any case. The pod is in the way of the next one of its name.
@@ -397,7 +397,7 @@ pub(crate) fn is_any_silent(state: &GroupState<'_>) -> bool {
     state.alive().any(|backup| {
         let pod = state.observed.backups.iter().find(|pod| pod.name_any() == backup.name);
         let says = matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
-        !says && pod.is_some_and(|pod| !has_never_run(pod, backup))
+        !says && pod.is_some_and(|pod| !has_never_run(state, pod, backup))
     })
 }
 
@@ -493,10 +493,12 @@ fn is_whole(log: &LogStatus, member: &LogMember, report: &BackupReport) -> Resul
 }
 
 /// No address, so no sidecar has ever reached it, and no container that has run. What the status of a pod that has ended leaves
-/// out tells nothing, unless its kubelet refused it.
-fn has_never_run(pod: &Pod, backup: &BackupPod) -> bool {
+/// out tells nothing, unless its kubelet refused it at its start. After a reboot a kubelet may also refuse a pod that has run,
+/// and then writes the same; but such a pod may have been in a set, or have reported what it keeps in quarantine.
+fn has_never_run(state: &GroupState<'_>, pod: &Pod, backup: &BackupPod) -> bool {
     let Some(status) = &pod.status else { return true };
-    let refused = matches!(&backup.health, Health::Failed { failure: PodFailure::Refused(_), .. });
+    let has_worked = || backup.was_in_set() || matches!(quarantined(state, backup), Ok(Some(_)));
+    let refused = matches!(&backup.health, Health::Failed { failure: PodFailure::Refused(_), .. }) && !has_worked();
     let ran = status.container_statuses.iter().flatten().any(|container| {
         let now = container.state.as_ref();
         container.restart_count > 0
