@@ -1,7 +1,7 @@
-//! Counts the requests that go to the API server: what the operator costs its cluster.
+//! Clients of the API server, made by [`run`](crate::run). Their requests are counted: what the operator costs its cluster.
 //!
-//! A layer around the client, put there by [`run`](crate::run). A request that the client repeats, since the server has asked
-//! it to wait, counts once.
+//! The counter is a layer around the client. A request that the client repeats, since the server has asked it to wait, counts
+//! once.
 
 use std::sync::Arc;
 
@@ -21,6 +21,13 @@ pub(crate) fn counted_client(config: Config, metrics: &Arc<Metrics>) -> Result<C
         request
     });
     Ok(kube::client::ClientBuilder::try_from(config)?.with_layer(&count).build())
+}
+
+/// The same, and no request is repeated. What the API server puts off is decided again: while the client waited to repeat a
+/// deletion, those could die that it rests on.
+pub(crate) fn unrepeating_client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
+    config.default_retry = false;
+    counted_client(config, metrics)
 }
 
 /// Verb and resource of a request, as roles have them: `patch`, `replicagroups/status`.

@@ -37,6 +37,14 @@ pub(crate) struct LeaderElector {
 
 type Record = (Option<String>, Option<MicroTime>);
 
+/// What has come of a try to hold the lease.
+enum Tried {
+    Held,
+    HeldByOther,
+    /// Somebody has changed it since it was read: another replica, or anybody else. It is read again before that means anything.
+    Changed,
+}
+
 /// The holder of the lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Holder {
@@ -59,11 +67,11 @@ impl LeaderElector {
         loop {
             let asked = tokio::time::Instant::now();
             match timeout(CALL, self.try_hold()).await {
-                Ok(Ok(true)) => {
+                Ok(Ok(Tried::Held)) => {
                     self.renewed = asked;
                     break;
                 }
-                Ok(Ok(false)) => {}
+                Ok(Ok(Tried::HeldByOther | Tried::Changed)) => {}
                 Ok(Err(error)) => warn!(lease = self.name, error = format!("{error:#}"), "lease not acquired"),
                 Err(_) => warn!(lease = self.name, "lease not acquired: the API server does not answer"),
             }
@@ -82,8 +90,9 @@ impl LeaderElector {
             sleep(left(RETRY)).await;
             let asked = tokio::time::Instant::now();
             match timeout(left(CALL), self.try_hold()).await {
-                Ok(Ok(true)) => self.renewed = asked,
-                Ok(Ok(false)) => return anyhow::anyhow!("another replica holds lease {}", self.name),
+                Ok(Ok(Tried::Held)) => self.renewed = asked,
+                Ok(Ok(Tried::HeldByOther)) => return anyhow::anyhow!("another replica holds lease {}", self.name),
+                Ok(Ok(Tried::Changed)) => info!("lease not renewed: it has changed since it was read"),
                 Ok(Err(error)) => warn!(error = format!("{error:#}"), "lease not renewed"),
                 Err(_) => warn!("lease not renewed: the API server does not answer"),
             }
@@ -105,19 +114,19 @@ impl LeaderElector {
         Ok(())
     }
 
-    async fn try_hold(&mut self) -> anyhow::Result<bool> {
+    async fn try_hold(&mut self) -> anyhow::Result<Tried> {
         let Some(lease) = self.leases.get_opt(&self.name).await.context("read the lease")? else {
             let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(self.record(None)) };
-            return self.written(self.leases.create(&PostParams::default(), &lease).await);
+            return written(self.leases.create(&PostParams::default(), &lease).await);
         };
         match self.holder(lease.spec.as_ref(), Instant::now()) {
-            Holder::Other => Ok(false),
+            Holder::Other => Ok(Tried::HeldByOther),
             Holder::Ourselves | Holder::Nobody => {
                 let spec = Some(self.record(lease.spec.as_ref()));
                 // With the version that was read: of two that try, one succeeds.
                 let lease = Lease { metadata: lease.metadata, spec };
-                self.written(self.leases.replace(&self.name, &PostParams::default(), &lease).await)
+                written(self.leases.replace(&self.name, &PostParams::default(), &lease).await)
             }
         }
     }
@@ -159,20 +168,25 @@ impl LeaderElector {
             ..LeaseSpec::default()
         }
     }
+}
 
-    fn written(&self, result: Result<Lease, kube::Error>) -> anyhow::Result<bool> {
-        match result {
-            Ok(_) => Ok(true),
-            // Another replica was faster.
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
-            Err(error) => bail!("write the lease: {error}"),
-        }
+fn written(result: Result<Lease, kube::Error>) -> anyhow::Result<Tried> {
+    match result {
+        Ok(_) => Ok(Tried::Held),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(Tried::Changed),
+        Err(error) => bail!("write the lease: {error}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
     use super::*;
+    use crate::test_api;
 
     fn elector() -> LeaderElector {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
@@ -217,6 +231,30 @@ mod tests {
             std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::io::Error>>()
         };
         kube::Client::new(tower::service_fn(hang), "tailwind-system")
+    }
+
+    /// Somebody has labelled it, or a renewal that was not answered has been stored after all.
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_comes_second_once_looks_again() {
+        let renewals = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&renewals);
+        let client = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
+            let before = match *request.method() {
+                axum::http::Method::PUT => counted.fetch_add(1, Ordering::Relaxed),
+                _ => 1,
+            };
+            let (code, body) = match before {
+                0 => test_api::failure(409, "Conflict"),
+                _ => (200, json!({"metadata": {"name": "tailwind-operator"}, "spec": held_by("a", 5)})),
+            };
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            let response = axum::http::Response::builder().status(code).body(body);
+            std::future::ready(Ok::<_, std::io::Error>(response.unwrap()))
+        });
+        let client = kube::Client::new(client, "tailwind-system");
+        let mut elector = LeaderElector::new(client, "tailwind-system", "tailwind-operator", "a".to_owned());
+        assert!(timeout(2 * RENEW_DEADLINE, elector.keep()).await.is_err());
+        assert!(renewals.load(Ordering::Relaxed) > 2);
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use crate::api_requests::counted_client;
+use crate::api_requests::{counted_client, unrepeating_client};
 use crate::cache::Cache;
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
@@ -61,7 +61,7 @@ fn work(
     move |stopped| {
         Box::pin(async move {
             let config = Config::infer().await.context("find the API server: run in a pod, or with a kubeconfig")?;
-            let client = counted_client(config, &metrics).context("make a client of the API server")?;
+            let client = counted_client(config.clone(), &metrics).context("make a client of the API server")?;
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
             readiness.set_ready("api server");
@@ -75,8 +75,8 @@ fn work(
             for shortfall in server.shortfalls() {
                 warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
-            let webhook =
-                webhook::run(client.clone(), &options, settings.clone(), server, Arc::clone(&metrics), readiness);
+            let webhook = webhook::run(client, &options, settings.clone(), server, Arc::clone(&metrics), readiness);
+            let client = unrepeating_client(config, &metrics).context("make a client of the API server")?;
             let reconciles = lead(client, &options, settings, server, metrics, stopped);
             tokio::select! {
                 result = webhook => result.and(Err(anyhow!("the webhook has ended"))),

@@ -22,6 +22,7 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
+use crate::api_requests::unrepeating_client;
 use crate::cache::{Cache, Writers};
 use crate::context::{Context, Failures};
 use crate::installation::Installation;
@@ -41,7 +42,7 @@ pub(crate) async fn serve(
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(handle)).await });
-    Client::try_from(Config::new(address.parse().unwrap())).unwrap()
+    unrepeating_client(Config::new(address.parse().unwrap()), &Arc::default()).unwrap()
 }
 
 /// The answer that something failed.

@@ -81,6 +81,8 @@ pub(super) struct Objects {
     version: u64,
     /// The disruption controller has not come to what happens from now on.
     pub(super) disruption_lags: bool,
+    /// The object whose next deletion is put off; and what is changed by then: an object, and the patch.
+    put_off: Option<(String, (String, Value))>,
 }
 
 /// A cluster. Clones are the same one.
@@ -101,9 +103,22 @@ impl Cluster {
     /// A request of any client: status code and body of its answer.
     pub(super) fn request(&self, method: &Method, path: &str, query: &str, body: &Value) -> (u16, Value) {
         let mut objects = self.0.lock().unwrap();
-        let answer = objects.request(method, &Target::of(path), query, body);
+        let is_put_off = |(object, _): &mut (String, _)| method == Method::DELETE && object == path;
+        let answer = match objects.put_off.take_if(is_put_off) {
+            // <https://kubernetes.io/docs/concepts/cluster-administration/flow-control/>
+            Some((_, (changed, patch))) => {
+                objects.patch(&Target::of(&changed), "", &patch);
+                failure(429, "TooManyRequests")
+            }
+            None => objects.request(method, &Target::of(path), query, body),
+        };
         objects.settle();
         answer
+    }
+
+    /// The API server has too much to do for the next deletion of this object, and says so. By then a user has made a change.
+    pub(super) fn put_off_deletion(&self, object: &str, (changed, patch): (&str, Value)) {
+        self.0.lock().unwrap().put_off = Some((object.to_owned(), (changed.to_owned(), patch)));
     }
 
     /// A user creates this object.

@@ -8,7 +8,8 @@ use tailwind_report::report::{BackupReport, Report};
 
 use super::backup::BOOT;
 use super::cluster::is_ending;
-use super::shop::{ORDERS, PODS, Shop};
+use super::shop::{CLAIMS, ORDERS, PODS, Shop};
+use crate::error::Class;
 use crate::observed::Observed;
 use crate::plan::removal::Removal;
 use crate::plan::{Action, plan};
@@ -111,6 +112,20 @@ async fn a_member_stays_if_a_holder_cannot_be_read_by_now() {
     leaving.assert_no_proof(second).await;
     leaving.shop.stop(first).await;
     leaving.assert_kept(&format!("{first} does not report: no answer: Connection refused")).await;
+}
+
+/// The set may have changed when the API server could be asked again.
+#[tokio::test]
+async fn a_deletion_that_is_put_off_is_decided_again() {
+    for of_claim in [true, false] {
+        let Leaving { shop, observed, leaver, .. } = Leaving::planned().await;
+        let deleted = if of_claim { format!("{CLAIMS}/{leaver}-flush") } else { format!("{PODS}/{leaver}") };
+        shop.cluster.put_off_deletion(&deleted, (ORDERS, json!({"status": {"log": {"version": 2}}})));
+        for class in [Class::Unavailable, Class::Conflict] {
+            assert_eq!(shop.act(&observed).await.unwrap_err().class(), class, "{deleted}");
+            assert!(!is_ending(&shop.cluster.get(&deleted).unwrap()), "{deleted}");
+        }
+    }
 }
 
 /// A drain evicts a holder, which serves its report until it has flushed.
