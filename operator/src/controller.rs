@@ -271,7 +271,9 @@ fn path(group: &Group) -> String {
 
 fn on_error(group: Arc<Group>, failure: &ReconcileError, context: Arc<Context>) -> Action {
     let _entered = span(&group).entered();
-    context.rollout_turns.pass_over(&key(&GroupRef::from_obj(group.as_ref())), || context.all_groups());
+    let status = group.0.as_ref().ok().and_then(|group| group.status.as_ref());
+    let updating = status.is_some_and(|status| status.updating == Some(true));
+    context.rollout_turns.pass_over(&key(&GroupRef::from_obj(group.as_ref())), updating, || context.all_groups());
     let class = failure.class();
     let (failures, wait) = context.failures.add(&path(&group), Instant::now(), |failures| class.wait(failures));
     match class {

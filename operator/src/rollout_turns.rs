@@ -2,9 +2,9 @@
 //!
 //! Asked by [`controller`](crate::controller) for each group with outdated backups. Whether a group has begun stands in its
 //! status; this is the sum over all groups. Each new leader learns it by looking at every group once. A group that it has not
-//! seen yet may have begun, and counts so. One that gets nowhere gives its place back, lest a few of them stop all others. If what
-//! it waited for happens after all, it takes a place, even if that is one too many: then no other group begins until there are
-//! fewer.
+//! seen yet may have begun, and counts so; where a look fails, its status decides. One that gets nowhere gives its place back,
+//! lest a few of them stop all others. If what it waited for happens after all, it takes a place, even if that is one too many:
+//! then no other group begins until there are fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,13 +63,18 @@ impl RolloutTurns {
         }
     }
 
-    /// A group could not be reconciled: it does not keep those waiting that come after it. If it has begun, it still has.
-    pub(crate) fn pass_over(&self, key: &Key, all: impl Fn() -> Option<BTreeSet<Key>>) {
+    /// A group could not be reconciled: it does not keep those waiting that come after it. If it has begun, it still has; where
+    /// nothing was planned for it yet, its status tells whether it is `updating`.
+    pub(crate) fn pass_over(&self, key: &Key, updating: bool, all: impl Fn() -> Option<BTreeSet<Key>>) {
         let mut groups = self.groups();
-        if let Some(waiting @ Rollout::Queued) = groups.get_mut(key) {
-            *waiting = Rollout::Idle;
-            self.wake_next(&mut groups, all);
-        }
+        let passed = match groups.get(key) {
+            Some(Rollout::Queued) => Rollout::Idle,
+            None if updating => Rollout::Underway,
+            None => Rollout::Idle,
+            Some(_) => return,
+        };
+        groups.insert(key.clone(), passed);
+        self.wake_next(&mut groups, all);
     }
 
     /// A group is gone.
@@ -183,11 +188,24 @@ mod tests {
         turns.saw(&key("a"), Rollout::Queued, all);
         turns.saw(&key("b"), Rollout::Queued, all);
         woken(&turns);
-        turns.pass_over(&key("a"), all);
+        turns.pass_over(&key("a"), false, all);
         assert_eq!(woken(&turns), ["b"]);
         assert!(turns.claim(&key("b"), all));
-        turns.pass_over(&key("b"), all);
+        turns.pass_over(&key("b"), false, all);
         assert!(!turns.claim(&key("a"), all), "the other has begun, whatever fails");
+    }
+
+    /// As after a change of leader, if a group cannot be observed.
+    #[test]
+    fn an_unknown_group_that_fails_counts_as_its_status_says() {
+        for updating in [false, true] {
+            let turns = turns(1);
+            let all = all(&["a", "b"]);
+            turns.saw(&key("b"), Rollout::Queued, all);
+            turns.pass_over(&key("a"), updating, all);
+            assert_eq!(woken(&turns), if updating { vec![] } else { vec!["b"] });
+            assert_eq!(turns.claim(&key("b"), all), !updating);
+        }
     }
 
     #[test]
