@@ -12,6 +12,7 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{API_GROUP, DISCOVERY_GROUP, primary_service, reader_secret, sidecar_secret};
 
 use super::{Kind, Owned};
+use crate::observed::has_ended;
 use crate::server_version::ServerVersion;
 
 /// What sidecars may do that can become primary.
@@ -59,9 +60,9 @@ fn may_read(group: &str) -> Value {
     })
 }
 
-/// The binding of a role, which has the same name, to the service accounts that these pods run as. While there are no pods it
-/// keeps those of `existing`: an app that is scaled to zero and back finds its rights there, and does not wait until the
-/// operator has seen its first pod.
+/// The binding of a role, which has the same name, to the service accounts that these pods run as. While all have ended, or
+/// there are none, it keeps those of `existing`: an app that is scaled to zero and back finds its rights there, and does not
+/// wait until the operator has seen its first pod.
 pub(crate) fn binding(
     group: &ReplicaGroup,
     server: ServerVersion,
@@ -70,6 +71,7 @@ pub(crate) fn binding(
     existing: Option<&Owned>,
 ) -> Owned {
     let namespace = group.namespace().unwrap_or_default();
+    let pods: Vec<&Pod> = pods.iter().filter(|pod| !has_ended(pod)).collect();
     let accounts: BTreeSet<&str> = pods
         .iter()
         .map(|pod| {

@@ -23,7 +23,7 @@ use super::primary::{Primary, Standby, standby};
 use super::readers::SHOWN_MAX;
 use super::rollout::Rollout;
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
-use crate::observed::{Observed, has_sidecar};
+use crate::observed::{Observed, has_ended, has_sidecar};
 
 /// Above this the status advises to trim the log or enlarge the volume.
 const NEARLY_FULL_PERCENT: u64 = 80;
@@ -316,7 +316,7 @@ fn first_of(names: &[String]) -> String {
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
 fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
     let Observed { app, readers, .. } = state.observed;
-    let pods = || readers.iter().chain(app);
+    let pods = || readers.iter().chain(app).filter(|pod| !has_ended(pod));
     let without: Vec<String> = pods().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
     if !without.is_empty() {
         return Some(SidecarsCurrent::Missing(first_of(&without)));
