@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Resource, ResourceExt};
 use rcgen::SanType;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tailwind_crds::names::{
@@ -171,13 +172,7 @@ impl<'a> Executor<'a> {
                 let owners = if *owned { json!([owner(self.group)]) } else { json!([]) };
                 recheck::own(&self.api_of(Kind::Claim), (name, uid), owners, doing).await?;
             }
-            Action::Create(pod) => {
-                let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-                let made = self.pods.create(&params, pod).await.doing(doing)?;
-                if let Some(lost) = stored::lost_of_pod(pod, &made) {
-                    return withdraw(&self.pods, &made, lost, doing).await;
-                }
-            }
+            Action::Create(pod) => create(&self.pods, &**pod, stored::lost_of_pod, doing).await?,
             Action::Delete(removal) => {
                 recheck::still_claimed(&self.api_of(Kind::Claim), self.observed, &removal.licence, doing).await?;
                 let apis = (&self.api_of(Kind::DisruptionBudget), &self.pods);
@@ -223,15 +218,10 @@ impl<'a> Executor<'a> {
 
     /// One that is there already keeps its disk.
     async fn create_claim(&self, Owned { kind, object }: &Owned, doing: impl Fn() -> String) -> Result<(), Error> {
-        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let api = self.api_of(*kind);
-        let made = match api.create(&params, object).await {
-            Err(kube::Error::Api(status)) if status.is_already_exists() => return Ok(()),
-            created => created.doing(&doing)?,
-        };
-        match stored::lost(&object.metadata, &made.metadata) {
-            Some(lost) => withdraw(&api, &made, lost, doing).await,
-            None => Ok(()),
+        let lost = |written: &DynamicObject, stored: &DynamicObject| stored::lost(&written.metadata, &stored.metadata);
+        match create(&self.api_of(*kind), object, lost, doing).await {
+            Err(Error { source: Cause::Api(kube::Error::Api(status)), .. }) if status.is_already_exists() => Ok(()),
+            created => created,
         }
     }
 
@@ -407,8 +397,31 @@ fn of_uid(uid: Option<String>) -> DeleteParams {
     DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() }
 }
 
-/// Deletes what was created a moment ago: admission has taken away what the operator knows it by, so the next plan would make
-/// another one. Nobody has used it yet.
+/// Creates an object, unless admission takes away what the operator knows it by: then the next plan would make another one. That
+/// is tried first. What is created and deleted again wakes the group, which would do the same at once, without end.
+async fn create<K>(
+    api: &Api<K>,
+    object: &K,
+    lost: impl Fn(&K, &K) -> Option<String>,
+    doing: impl Fn() -> String,
+) -> Result<(), Error>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + Debug,
+{
+    let params = |dry_run| PostParams { dry_run, field_manager: Some(MANAGER.to_owned()) };
+    // Where a webhook has side effects, the trial alone may be refused.
+    let tried = api.create(&params(true), object).await.ok();
+    if let Some(lost) = tried.and_then(|tried| lost(object, &tried)) {
+        return Err(Error { doing: doing(), source: Cause::Altered(lost) });
+    }
+    let made = api.create(&params(false), object).await.doing(&doing)?;
+    match lost(object, &made) {
+        Some(lost) => withdraw(api, &made, lost, doing).await,
+        None => Ok(()),
+    }
+}
+
+/// Deletes what was created a moment ago, and differs from the trial: nobody has used it yet.
 async fn withdraw<K>(api: &Api<K>, made: &K, lost: String, doing: impl Fn() -> String) -> Result<(), Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
