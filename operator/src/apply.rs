@@ -3,6 +3,7 @@
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
 //! written, but for what [follows](Action::follows) it; what has failed is written there.
 
+mod definition;
 mod recheck;
 
 use std::fmt::Debug;
@@ -359,13 +360,20 @@ async fn write_status(
     status: &ReplicaGroupStatus,
 ) -> Result<(), Error> {
     let name = metadata["name"].as_str().unwrap_or_default().to_owned();
-    let body = json!({
+    let mut body = json!({
         "apiVersion": ReplicaGroup::api_version(&()),
         "kind": ReplicaGroup::kind(&()),
         "metadata": metadata,
         "status": status,
     });
-    patch_status(context, namespace, &name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await?;
+    let params = PatchParams::apply(MANAGER).force();
+    let written = patch_status(context, namespace, &name, &params, &Patch::Apply(&body)).await;
+    match written {
+        Err(error) if definition::take_out_undeclared(&mut body, &error) => {
+            patch_status(context, namespace, &name, &params, &Patch::Apply(&body)).await?;
+        }
+        written => written?,
+    }
     context.last_looks.status_written(&group_ref(namespace, &name), Instant::now());
     Ok(())
 }
@@ -376,7 +384,7 @@ pub(crate) async fn merge_status(context: &Context, namespace: &str, name: &str,
     patch_status(context, namespace, name, &params, &Patch::Merge(patch)).await
 }
 
-async fn patch_status<P: serde::Serialize + std::fmt::Debug>(
+async fn patch_status<P: Serialize + Debug>(
     context: &Context,
     namespace: &str,
     name: &str,

@@ -81,6 +81,8 @@ pub(super) struct Objects {
     version: u64,
     /// The disruption controller has not come to what happens from now on.
     pub(super) disruption_lags: bool,
+    /// Fields that the definition of ReplicaGroup lacks: of the status, and of what is listed there.
+    undeclared: &'static [&'static str],
     /// The object whose next deletion is put off; and what is changed by then: an object, and the patch.
     put_off: Option<(String, (String, Value))>,
 }
@@ -137,6 +139,11 @@ impl Cluster {
     /// A user deletes this object.
     pub(super) fn delete(&self, path: &str) -> (u16, Value) {
         self.request(&Method::DELETE, path, "", &Value::Null)
+    }
+
+    /// The definition of ReplicaGroup lacks these fields of the status, and of what is listed there.
+    pub(super) fn undeclare(&self, fields: &'static [&'static str]) {
+        self.0.lock().unwrap().undeclared = fields;
     }
 
     pub(super) fn get(&self, path: &str) -> Option<Value> {
@@ -247,6 +254,11 @@ impl Objects {
             let collection = Target { name: None, ..target.clone() };
             return if is_apply { self.create(&collection, query, patch) } else { not_found() };
         };
+        if query.contains("force=true")
+            && let Some(refusal) = self.refuse_undeclared(&patch["status"])
+        {
+            return refusal;
+        }
         let named = |field: &str| patch["metadata"][field].as_str();
         // <https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>
         if named("resourceVersion").is_some_and(|version| old["metadata"]["resourceVersion"] != version) {
@@ -277,6 +289,24 @@ impl Objects {
         }
         self.all.insert(target.object().unwrap_or_default(), object.clone());
         (200, object)
+    }
+
+    /// <https://github.com/kubernetes/kubernetes/issues/139253>
+    fn refuse_undeclared(&self, status: &Value) -> Option<(u16, Value)> {
+        let is_undeclared = |field: &&String| self.undeclared.contains(&field.as_str());
+        let mut paths = Vec::new();
+        for (field, value) in status.as_object().into_iter().flatten() {
+            paths.extend(is_undeclared(&field).then(|| format!(".status.{field}")));
+            for item in list(value) {
+                let fields = item.as_object().into_iter().flat_map(|item| item.keys()).filter(is_undeclared);
+                paths.extend(fields.map(|of_item| format!(".status.{field}[name={}].{of_item}", item["name"])));
+            }
+        }
+        let errors: Vec<String> =
+            paths.iter().map(|path| format!("\n  {path}: field not declared in schema")).collect();
+        let message = format!("failed to create typed patch object (shop/orders): errors:{}", errors.concat());
+        let status = json!({"kind": "Status", "status": "Failure", "code": 500, "message": message});
+        (!paths.is_empty()).then_some((500, status))
     }
 
     /// <https://kubernetes.io/docs/concepts/overview/working-with-objects/finalizers/>

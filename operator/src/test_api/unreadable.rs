@@ -1,9 +1,9 @@
-//! A group that an older operator cannot read, because a newer one knows more values of a field: what keeps it safe is done all the
-//! same.
+//! Operator and definition of different versions. A group that an older operator cannot read, because a newer one knows more
+//! values of a field: what keeps it safe is done all the same. And one whose status an older definition cannot hold.
 
 #![cfg(test)]
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::shop::{ORDERS, PODS, Shop};
 
@@ -44,4 +44,18 @@ async fn it_goes_once_its_app_has_gone() {
     shop.cluster.stop_deleted_pods();
     shop.reconcile_any().await;
     assert!(!shop.cluster.has(ORDERS));
+}
+
+#[tokio::test]
+async fn a_status_is_written_without_what_the_definition_lacks() {
+    let shop = Shop::open(json!({"backups": 1})).await;
+    shop.cluster.undeclare(&["transport", "node"]);
+    shop.reconcile().await;
+    let backup = shop.backups().remove(0);
+    shop.start(&backup, "n0").await;
+    shop.reconcile().await;
+    let status = shop.cluster.get(ORDERS).unwrap()["status"].clone();
+    assert_eq!((&status["membersWanted"], &status["transport"]), (&json!(1), &Value::Null));
+    let backup = &status["backups"][0];
+    assert!(backup["control"].is_string() && backup["node"].is_null(), "{backup}");
 }
