@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Span;
@@ -14,6 +15,10 @@ use tracing::span::EnteredSpan;
 
 use crate::exit::Exit;
 use crate::logging::{LogOptions, explain};
+
+/// How long the end waits for calls that block, such as one to a file server that is gone. None of them matters by then: what a
+/// program has to finish it waits for itself.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 thread_local! {
     static ENTERED: Cell<Option<EnteredSpan>> = const { Cell::new(None) };
@@ -39,7 +44,12 @@ pub fn run(
         .on_thread_start(move || ENTERED.set(Some(span.clone().entered())))
         .on_thread_stop(|| drop(ENTERED.take()))
         .build();
-    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(program)) {
+    let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        let ended = runtime.block_on(program);
+        runtime.shutdown_timeout(END_TIMEOUT);
+        ended
+    });
+    match ended {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
             tracing::error!("{}", explain(&error));
@@ -79,7 +89,24 @@ impl Signals {
 mod tests {
     use rustix::process::{Signal, getpid, kill_process};
 
+    use crate::logging::LogFormat;
+
     use super::*;
+
+    #[test]
+    fn a_call_that_blocks_does_not_hold_up_the_end() {
+        let (ended, end) = std::sync::mpsc::channel();
+        let (_kept, never) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let log = LogOptions { log: "off".to_owned(), log_format: LogFormat::Text };
+            let program = async {
+                tokio::task::spawn_blocking(move || never.recv());
+                Ok(())
+            };
+            ended.send(run(&log, Span::none, program)).unwrap();
+        });
+        assert!(end.recv_timeout(Duration::from_secs(60)).is_ok(), "the end waits for the call");
+    }
 
     #[tokio::test]
     async fn each_signal_is_reported_by_name() {

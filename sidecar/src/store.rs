@@ -56,11 +56,8 @@ pub enum Store {
 impl Store {
     /// The content; the error is for people.
     pub async fn read(&self) -> Result<Option<Configuration>, String> {
-        match self.clone() {
-            Store::File(store) => {
-                let read = tokio::task::spawn_blocking(move || store.read()).await;
-                read.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
-            }
+        match self {
+            Store::File(store) => store.in_turn(FileStore::read).await,
             Store::Kubernetes(store) => store.read().await,
         }
     }
@@ -79,11 +76,8 @@ impl Store {
 
     /// Compare-and-swap.
     pub async fn swap(&self, swap: Swap) -> SwapOutcome {
-        let outcome = match self.clone() {
-            Store::File(store) => match tokio::task::spawn_blocking(move || store.swap(&swap)).await {
-                Ok(outcome) => outcome.map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            },
+        let outcome = match self {
+            Store::File(store) => store.in_turn(move |store| store.swap(&swap)).await,
             Store::Kubernetes(store) => store.swap(&swap).await,
         };
         outcome.unwrap_or_else(|error| {

@@ -62,6 +62,8 @@ pub struct FileStore {
     failures: Arc<Mutex<Repeats<String>>>,
     /// For a reader, which must not change the configuration, and may lack the right to.
     read_only: bool,
+    /// Held by the call that is under way.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Why the file cannot be used.
@@ -139,7 +141,7 @@ enum PublishResult {
 impl FileStore {
     /// A store at `path`; the folder is created if need be. Fails where swaps could not work.
     pub fn new(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore { path: path.to_owned(), failures: Arc::default(), read_only: false };
+        let store = FileStore::at(path, false);
         let folder = store.folder();
         fs::create_dir_all(&folder).map_err(io("create folder", &folder))?;
         store.look()?;
@@ -150,9 +152,28 @@ impl FileStore {
     /// The store at `path` for a process that only reads it: nothing is created or written, now or later. A folder that is not
     /// there yet is a group that has never been started.
     pub fn read_only(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore { path: path.to_owned(), failures: Arc::default(), read_only: true };
+        let store = FileStore::at(path, true);
         store.look()?;
         Ok(store)
+    }
+
+    fn at(path: &Path, read_only: bool) -> FileStore {
+        FileStore { path: path.to_owned(), failures: Arc::default(), read_only, turn: Arc::default() }
+    }
+
+    /// Makes a call where it may block, one at a time: if the folder hangs, as that of a file server that is gone, it holds one
+    /// thread, however often it is asked and no longer waited for. Many would leave none to the rest of the process.
+    pub async fn in_turn<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&FileStore) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, String> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let store = self.clone();
+        let called = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            call(&store)
+        });
+        called.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
     /// True if this failure of a swap was not logged a moment ago: a swap is tried again many times a second.

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use tailwind_fabric::{AppendBuffer, ChannelError, SharedBuffer};
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
+use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat, StepDown};
 use tailwind_protocol::recovery::Reference;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::member::{MemberLink, Surveyed, survey};
@@ -101,6 +102,9 @@ pub(super) async fn lead(
         });
     }
     first.into_iter().for_each(|output| term.execute(output));
+    // Not the store itself, which may hang: a term goes on without it.
+    let mut configuration = context.configuration.clone();
+    let mut newest = served.epoch;
     let why = loop {
         tokio::select! {
             output = outputs.recv() => match output.ok_or_else(|| anyhow::anyhow!("the append path has ended"))? {
@@ -113,7 +117,10 @@ pub(super) async fn lead(
                 desired = context.desired();
                 term.desire(&desired);
             }
-            changed = context.store.changed(Some(term.config.stamp())) => term.on_change(&changed).await,
+            epoch = later_epoch(&mut configuration, newest) => {
+                newest = epoch;
+                term.tell(Input::Superseded(epoch));
+            }
         }
     };
     context.log.end();
@@ -252,15 +259,6 @@ impl TermExecutor {
         self.tell(input);
     }
 
-    /// The watch may report a change that this term has made itself: its own report comes first.
-    async fn on_change(&self, changed: &Configuration) {
-        if changed.epoch > self.config.epoch {
-            self.tell(Input::Superseded(changed.epoch));
-        } else {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-
     /// Closed segments are read from members of the set: a newcomer may not have them yet.
     fn refresh_sources(&self) {
         let in_set = |tasks: &&SeatTasks| self.config.members.contains(tasks.link().member());
@@ -270,6 +268,17 @@ impl TermExecutor {
 
     fn tell(&self, input: Input) {
         self.context.path.send(Command::Input(self.config.epoch, input));
+    }
+}
+
+/// Returns once the config store shows a later epoch than `known`, with that epoch.
+async fn later_epoch(configuration: &mut watch::Receiver<Option<Configuration>>, known: Epoch) -> Epoch {
+    let shown =
+        |config: &Option<Configuration>| config.as_ref().map(|config| config.epoch).filter(|epoch| *epoch > known);
+    match configuration.wait_for(|config| shown(config).is_some()).await.map(|config| shown(&config)) {
+        Ok(Some(epoch)) => epoch,
+        // The process ends with its watch.
+        _ => std::future::pending().await,
     }
 }
 

@@ -1,4 +1,6 @@
 use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
 
@@ -354,4 +356,34 @@ fn a_failing_swap_says_the_same_each_time() {
     fs::remove_dir_all(folder.path().join("deep")).unwrap();
     let [first, second] = [(); 2].map(|()| store.swap(&swap_to(1)).unwrap_err().to_string());
     assert_eq!(first, second);
+}
+
+/// Callers may stop waiting, and ask again: the call that hangs remains the only one.
+#[tokio::test]
+async fn a_folder_that_hangs_holds_one_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 1);
+    let (release, hangs) = std::sync::mpsc::channel::<()>();
+    let (began, begun) = std::sync::mpsc::channel();
+    let hanging = tokio::spawn({
+        let (store, began) = (store.clone(), began.clone());
+        async move {
+            let call = move |_: &FileStore| {
+                began.send(()).unwrap();
+                Ok(hangs.recv().is_ok())
+            };
+            store.in_turn(call).await
+        }
+    });
+    tokio::task::spawn_blocking(move || begun.recv().map(|()| begun)).await.unwrap().unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    for _ in 0..100 {
+        let calls = Arc::clone(&calls);
+        let asked = store.in_turn(move |_| Ok(calls.fetch_add(1, Ordering::Relaxed)));
+        assert!(tokio::time::timeout(Duration::ZERO, asked).await.is_err(), "it hangs");
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 0);
+    release.send(()).unwrap();
+    assert_eq!(hanging.await.unwrap(), Ok(true));
+    assert_eq!(store.in_turn(FileStore::read).await, Ok(Some(config(1))));
 }
