@@ -79,6 +79,8 @@ pub struct AppendLoop {
     sleeper: Sleeper,
     /// Room for what a sleep brings.
     ready: Vec<sleep::Token>,
+    /// The last turn has left requests that it could have answered.
+    has_more: bool,
     started: Instant,
     ticked: Instant,
     /// When the last turn began.
@@ -115,6 +117,7 @@ impl AppendLoop {
             counters,
             sleeper,
             ready: Vec::with_capacity(sleep::EVENTS),
+            has_more: false,
             started: now,
             ticked: now,
             turned: now,
@@ -151,6 +154,7 @@ impl AppendLoop {
     pub fn turn(&mut self) -> io::Result<bool> {
         let began = Instant::now();
         self.turned = began;
+        self.has_more = false;
         let elapsed = began.duration_since(self.started);
         let now = Time(elapsed.as_millis() as u64);
         let mut progress = self.process_commands(now);
@@ -214,9 +218,10 @@ impl AppendLoop {
         }
     }
 
-    /// Until the next tick, or until readers are to be told something.
+    /// Until the next tick, or until readers are to be told something; not at all while requests are left.
     fn longest_sleep(&self) -> Duration {
         match &self.state {
+            _ if self.has_more => Duration::ZERO,
             RoleState::Leading(leading) => {
                 leading.log.publish_due().map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
             }

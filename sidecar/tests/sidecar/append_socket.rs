@@ -596,6 +596,24 @@ fn refusals_say_what_to_do() {
     assert!(harness.hear(&mut early).contains("an earlier append of this connection was not taken"));
 }
 
+/// A client whose requests are answered at once takes no turn from the log either: a turn answers only some of them.
+#[test]
+fn a_turn_answers_some_requests_of_a_client() {
+    let read = Request::Read { from: 0, limit: 0, flags: 0, history: 0 };
+    for request in [read, Request::Trim { below: 1 }] {
+        let mut harness = LoopHarness::new();
+        let mut client = harness.client();
+        client.send(&vec![request; 3000]);
+        harness.path.turn().unwrap();
+        let first = client.heard_all().len();
+        assert!((1..200).contains(&first), "{first} in one turn");
+        for nth in first..3000 {
+            let answer = harness.hear(&mut client);
+            assert!(answer.contains("BeyondEnd") || answer.contains("Trimmed"), "answer {nth}: {answer}");
+        }
+    }
+}
+
 /// A client that connects and closes in a loop takes no turn from the log: a turn accepts only a few.
 #[test]
 fn a_turn_accepts_a_few_connections() {
