@@ -39,6 +39,8 @@ enum Outcome {
 struct RequestContext<'a> {
     /// Number of the request; 0 before it is known.
     request: u64,
+    /// More has come behind it.
+    has_next: bool,
     client: ClientId,
     slot: usize,
     outbox: &'a mut Outbox,
@@ -68,7 +70,7 @@ impl AppendLoop {
                 self.break_ring(&mut client, error);
             }
             let ClientConnection { id, inbox, outbox, ring, .. } = &mut client;
-            let mut context = RequestContext { request: 0, client: *id, slot, outbox, ring };
+            let mut context = RequestContext { request: 0, has_next: false, client: *id, slot, outbox, ring };
             let (outcome, size) = self.process_frame(inbox, &mut context);
             match outcome {
                 Outcome::Later => break,
@@ -107,7 +109,8 @@ impl AppendLoop {
             Ok(None) => None,
             Ok(Some((request, payload))) => {
                 let length = payload.len();
-                let mut context = RequestContext { request, client: *id, slot, outbox, ring: &mut None };
+                let mut context =
+                    RequestContext { request, has_next: false, client: *id, slot, outbox, ring: &mut None };
                 let size = append_size(std::iter::once(length));
                 let outcome = self.append(&mut context, size, 1, std::iter::once(payload));
                 if outcome == Outcome::Done {
@@ -140,6 +143,7 @@ impl AppendLoop {
             Ok(None) => (Outcome::Later, 0),
             Ok(Some(decoded)) => {
                 context.request = decoded.request;
+                context.has_next = inbox.pending().len() > decoded.size;
                 (self.on_request(context, &decoded.frame), decoded.size)
             }
             Err(error) => {
@@ -224,22 +228,28 @@ impl AppendLoop {
         if hold && self.role() != Role::Primary {
             context.outbox.held = Some(context.request);
         } else {
-            self.welcome(context.outbox, context.ring, context.request);
+            self.welcome(context);
         }
         Outcome::Done
     }
 
-    fn welcome(&self, outbox: &mut Outbox, ring: &mut Option<Box<ClientRing>>, request: u64) {
+    fn welcome(&self, context: &mut RequestContext<'_>) {
+        if context.outbox.wants_ring && context.has_next {
+            let message = "after a hello with the flag ring, nothing may be sent until the welcome has come";
+            self.refuse(context, ErrorCode::BadFrame, true, message);
+            return;
+        }
+        let RequestContext { request, outbox, ring, .. } = context;
         outbox.greeted = true;
         if outbox.wants_ring && self.counters.rings.load(Ordering::Relaxed) < self.options.rings_max {
             match ClientRing::create(&self.counters) {
-                Ok(created) => *ring = Some(Box::new(created)),
+                Ok(created) => **ring = Some(Box::new(created)),
                 Err(error) => tracing::warn!(%error, "failed to make a ring for a client: it uses the socket"),
             }
         }
         let segment = self.options.segment_size;
         outbox.answer(
-            request,
+            *request,
             &Response::Welcome(Welcome {
                 version: outbox.version,
                 role: self.role().in_version(outbox.version),
@@ -262,8 +272,10 @@ impl AppendLoop {
     pub(super) fn welcome_held(&mut self) {
         for slot in 0..SLOTS {
             let Some(mut client) = self.clients.take(slot) else { continue };
-            if let Some(request) = client.outbox.held.take() {
-                self.welcome(&mut client.outbox, &mut client.ring, request);
+            let ClientConnection { id, inbox, outbox, ring, .. } = &mut client;
+            if let Some(request) = outbox.held.take() {
+                let has_next = !inbox.pending().is_empty();
+                self.welcome(&mut RequestContext { request, has_next, client: *id, slot, outbox, ring });
                 client.busy = true;
             }
             self.clients.put_back(slot, client);

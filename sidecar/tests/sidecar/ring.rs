@@ -11,7 +11,9 @@ use crate::loop_harness::{Client, LoopHarness, ack};
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::scan::{ScanReport, StopReason};
-use tailwind_protocol::socket::{HELLO_RING, Request, VERSION, WAKE_SIDECAR_FRAME, append_header, encode_batch};
+use tailwind_protocol::socket::{
+    HELLO_HOLD, HELLO_RING, Request, VERSION, WAKE_SIDECAR_FRAME, append_header, encode_batch,
+};
 use tailwind_sidecar::path::{ClientRequest, Command, Options, ReadRequest};
 
 const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0, history: 0 };
@@ -142,6 +144,30 @@ fn other_frames_beside_the_ring_end_the_connection() {
         assert_eq!(harness.hear(&mut client), "Closed");
     }
     let mut next = harness.client();
+    next.send(&[append(b"one")]);
+    assert_eq!(harness.hear(&mut next), ack(1), "nothing of them was placed");
+}
+
+/// They would be taken from the socket's bytes and the ring's in turns.
+#[test]
+fn frames_behind_a_ring_hello_end_the_connection() {
+    let hello = |flags| Request::Hello { version_min: VERSION, version_max: VERSION, flags };
+    let mut harness = LoopHarness::new();
+    let mut eager = harness.stranger();
+    eager.send(&[hello(HELLO_RING), append(b"no"), append(b"nor this")]);
+    let answer = harness.hear(&mut eager);
+    assert!(answer.starts_with("Error { code: BadFrame, fatal: true"), "{answer}");
+    // The same with a hello that is held, and a part of a frame.
+    harness.stand_by(2);
+    let mut held = harness.stranger();
+    held.send(&[hello(HELLO_RING | HELLO_HOLD)]);
+    held.send_bytes(&append_header(2, 0)[..5]);
+    harness.settle();
+    assert_eq!(held.heard(), None);
+    harness.lead(3);
+    let answer = harness.hear(&mut held);
+    assert!(answer.starts_with("Error { code: BadFrame, fatal: true"), "{answer}");
+    let mut next = harness.ring_client();
     next.send(&[append(b"one")]);
     assert_eq!(harness.hear(&mut next), ack(1), "nothing of them was placed");
 }
