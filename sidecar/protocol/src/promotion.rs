@@ -61,6 +61,8 @@ pub struct Promotion {
     swap_again: Option<Time>,
     /// Since when the config store has not answered what it was asked.
     unanswered_since: Option<Time>,
+    /// Since when repairs have failed, in this attempt and those before it, and none has succeeded.
+    unrepaired_since: Option<Time>,
     /// The epoch that this candidate last claimed; a later one of another claimant means that the race is lost.
     claimed: Option<Epoch>,
     words: Words,
@@ -90,7 +92,7 @@ impl Promotion {
         let (state, next_claim, unfit, late) = (State::Reading, Claim(seed), BTreeSet::new(), BTreeSet::new());
         let (swap_again, claimed, founding) = (None, None, false);
         let (words, skipped) = (Words::default(), Epoch(0));
-        let unanswered_since = None;
+        let (unanswered_since, unrepaired_since) = (None, None);
         Promotion {
             me,
             rules,
@@ -99,6 +101,7 @@ impl Promotion {
             state,
             swap_again,
             unanswered_since,
+            unrepaired_since,
             claimed,
             words,
             skipped,
@@ -138,11 +141,13 @@ impl Promotion {
         }
     }
 
-    /// True if too few members, or the config store, have not answered this candidate for too long: it may be cut off, and a
-    /// standby that reaches them must not take it for a primary that is well. It goes on trying.
+    /// True if too few members, or the config store, have not answered this candidate for too long, or no repair has succeeded: it
+    /// may be cut off, perhaps only from the members' memory, and a standby that reaches them must not take it for a primary that
+    /// is well. It goes on trying.
     pub fn is_cut_off(&self, now: Time) -> bool {
-        let is_too_long = |since: Time| now >= since.plus(self.rules.long_wait_ms());
-        self.unanswered_since.is_some_and(is_too_long) || self.misses_members(now)
+        let is_too_long = |since: &Time| now >= since.plus(self.rules.long_wait_ms());
+        let since = [self.unanswered_since, self.unrepaired_since];
+        since.iter().flatten().any(is_too_long) || self.misses_members(now)
     }
 
     fn misses_members(&self, now: Time) -> bool {
@@ -428,6 +433,7 @@ impl Promotion {
             Ok(()) => {
                 repairing.tasks.retain(|waiting| waiting != task);
                 repairing.progress = now;
+                self.unrepaired_since = None;
                 self.go_on_repairing(out);
             }
             Err(failure) => {
@@ -445,6 +451,7 @@ impl Promotion {
     /// These members answer but cannot be repaired: start again, without them if enough others remain.
     fn try_without(&mut self, unfit: impl IntoIterator<Item = MemberId>, now: Time) {
         self.unfit.extend(unfit);
+        self.unrepaired_since.get_or_insert(now);
         self.pause(now);
     }
 

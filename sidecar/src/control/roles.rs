@@ -25,9 +25,10 @@ use std::time::{Duration, Instant};
 use tailwind_protocol::socket::Role;
 use tokio::sync::mpsc;
 
-use super::{Context, random_below};
+use super::{Context, Rules, random_below};
 use crate::path::{Command, FromTerm};
 use fit::FitCheck;
+use lead::TermEnd;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
 const TERM_SHORT: Duration = Duration::from_secs(1);
@@ -68,7 +69,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
                     context.times.failed_over(missed.elapsed());
                 }
                 let began = Instant::now();
-                let why = lead::lead(context, config, &reference, &mut outputs).await?;
+                let TermEnd { why, was_cut_off } = lead::lead(context, config, &reference, &mut outputs).await?;
                 context.tenure.end();
                 tracing::warn!(%why, "stepped down");
                 // Whatever ends one term after the other is not mended by the next: backups of another size, full disks.
@@ -76,7 +77,8 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
                     short if short < TERM_SHORT => (pause * 2).clamp(TERM_PAUSE_MIN, TERM_PAUSE_MAX),
                     _ => Duration::ZERO,
                 };
-                tokio::time::sleep(pause).await;
+                let others_first = if was_cut_off { time_to_take_over(&context.rules) } else { Duration::ZERO };
+                tokio::time::sleep(pause.max(others_first)).await;
             }
             promote::Outcome::Disturbed => {
                 tracing::info!("the group's desired state has changed")
@@ -89,6 +91,11 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
             }
         }
     }
+}
+
+/// How long standbys take to find this sidecar gone, and to ask once more; those without an app wait until the others have.
+fn time_to_take_over(rules: &Rules) -> Duration {
+    2 * rules.heartbeat_silence + rules.app_wait
 }
 
 /// Returns at once, unless the group is to have no primary.

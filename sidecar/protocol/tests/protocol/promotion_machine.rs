@@ -433,3 +433,40 @@ fn candidate_that_reaches_too_few_members_is_cut_off() {
     beaten.step(fixture.now, Input::Read(Ok(Some(successor))), &mut fixture.out);
     assert_eq!(fixture.out, [Output::Lost(Epoch(7))]);
 }
+
+/// It reaches the members by control RPC, and not their memory. Another sidecar may.
+#[test]
+fn candidate_whose_repairs_all_fail_is_cut_off() {
+    let mut fixture = Fixture::start_with(100, 2);
+    let mut config = config(3);
+    let mut first_failure = None;
+    while first_failure.is_none_or(|first: Time| fixture.now < first.plus(3200)) {
+        assert!(!fixture.machine.is_cut_off(fixture.now));
+        config = fixture.claim(&config);
+        // The other two lack what the first one holds.
+        fixture.fenced(&config, &member(1), vec![copy(1, CopyState::Closed)]);
+        fixture.fenced(&config, &member(2), vec![]);
+        fixture.fenced(&config, &member(3), vec![]);
+        if fixture.tasks().is_empty() {
+            fixture.wait(100);
+        }
+        let tasks = fixture.tasks();
+        assert!(!tasks.is_empty(), "{:?}", fixture.out);
+        for task in tasks {
+            let failed = Err(Failure::Unreachable("no route to its memory".to_owned()));
+            fixture.step(Input::Repaired(config.epoch, task, failed));
+            first_failure.get_or_insert(fixture.now);
+        }
+        assert_eq!(fixture.wait(10), [Output::ReadConfig]);
+    }
+    assert!(fixture.machine.is_cut_off(fixture.now));
+    let config = fixture.claim(&config);
+    assert!(fixture.machine.is_cut_off(fixture.now), "a new epoch alone changes nothing");
+    for number in 1..=3 {
+        let copies = if number == 1 { vec![copy(1, CopyState::Closed)] } else { vec![] };
+        fixture.fenced(&config, &member(number), copies);
+    }
+    let tasks = fixture.tasks();
+    fixture.step(Input::Repaired(config.epoch, tasks[0].clone(), Ok(())));
+    assert!(!fixture.machine.is_cut_off(fixture.now));
+}

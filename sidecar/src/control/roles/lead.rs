@@ -3,7 +3,7 @@
 //! Called by [`roles`](super) for as long as this sidecar is primary. The machine hands out only what may start
 //! now, so everything runs side by side: for members in [`SeatTasks`], the rest in tasks of the term.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,8 +36,17 @@ struct TermExecutor {
     seats: HashMap<Seat, SeatTasks>,
     /// What concerns no seat: at most one swap, one step of a search, and a preparation for each open segment.
     tasks: JoinSet<anyhow::Result<Done>>,
+    /// Members to which there was a channel.
+    connected: HashSet<Seat>,
     /// What the last search for a spare could not use, to be said when it changes.
     unfit: Vec<String>,
+}
+
+/// How a term has ended.
+pub(super) struct TermEnd {
+    pub why: StepDown,
+    /// It has never had channels to enough members. Another sidecar may have them.
+    pub was_cut_off: bool,
 }
 
 /// What came of a task.
@@ -54,7 +63,7 @@ pub(super) async fn lead(
     config: Configuration,
     reference: &Reference,
     outputs: &mut mpsc::Receiver<FromTerm>,
-) -> anyhow::Result<StepDown> {
+) -> anyhow::Result<TermEnd> {
     let mut desired = context.desired();
     let rules = Rules {
         backups: desired.members,
@@ -89,6 +98,7 @@ pub(super) async fn lead(
         config,
         seats: HashMap::new(),
         tasks: JoinSet::new(),
+        connected: HashSet::new(),
         unfit: Vec::new(),
     };
     let served = term.config.clone();
@@ -124,10 +134,12 @@ pub(super) async fn lead(
         }
     };
     context.log.end();
+    let was_cut_off =
+        matches!(why, StepDown::TooFewMembers { needed, .. } if term.connected.len() < usize::from(needed));
     drop(term);
     context.contacts.forget_seats();
     withdraw(Arc::clone(context), served);
-    Ok(why)
+    Ok(TermEnd { why, was_cut_off })
 }
 
 impl TermExecutor {
@@ -165,6 +177,9 @@ impl TermExecutor {
             self.context.contacts.seat(&member.id);
             self.seats.insert(*seat, tasks);
             self.refresh_sources();
+        }
+        if let Output::Open(seat, _) = output {
+            self.connected.insert(seat);
         }
         if let Output::Trim(_, below) = output {
             self.context.log.trim(below);
