@@ -15,7 +15,7 @@ use json_patch::{AddOperation, Patch as JsonPatch, PatchOperation, ReplaceOperat
 use kube::api::{Patch, PatchParams};
 use kube::core::Status;
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Config, ResourceExt};
 use serde_json::{Value, json};
 use tailwind_crds::view::GroupView;
 use tailwind_protocol::config::{Configuration, PrimaryRef, Stamp, Swap, SwapOutcome};
@@ -58,9 +58,10 @@ impl std::fmt::Debug for KubernetesStore {
 
 /// Finds a group, as this pod's service account may see it. Waits for as long as there is none.
 pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
-    let client = Client::try_default().await.context(
+    let config = Config::infer().await.context(
         "cannot reach the Kubernetes API: --replica-group needs a pod with a service account token, or a kubeconfig",
     )?;
+    let client = client(config).context("make a client of the Kubernetes API")?;
     let api: Api<GroupView> = Api::namespaced(client.clone(), &path.namespace);
     let (seen_by, mut seen) = watch::channel(None);
     let watching = tokio::spawn(watch(api.clone(), path.clone(), seen_by));
@@ -80,6 +81,14 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let logged = Arc::new(Mutex::new(Repeats::every(LOG_AGAIN)));
     let store = Store::Kubernetes(Box::new(KubernetesStore { client, api, path: path.clone(), seen, logged }));
     Ok(Joined { store, shape, desired, watch_task })
+}
+
+/// A client that repeats nothing by itself, as one does by default: over an API server that answers "unavailable" it pauses for
+/// twice as long each time, minutes in the end, and the watch with it, long after the server is back. Those who call repeat at
+/// a pace of their own, and say what was answered.
+fn client(mut config: Config) -> kube::Result<Client> {
+    config.default_retry = false;
+    Client::try_from(config)
 }
 
 async fn first(seen: &mut watch::Receiver<Option<Arc<GroupView>>>) -> anyhow::Result<Arc<GroupView>> {

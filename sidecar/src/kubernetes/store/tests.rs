@@ -162,3 +162,19 @@ fn unknown_words_hide_no_configuration() {
     let error = convert::shape(&group.spec).unwrap_err().to_string();
     assert!(error.contains("spec.durability is \"Mirrored\", which this sidecar does not know"), "{error}");
 }
+
+#[tokio::test]
+async fn a_call_that_is_refused_is_sent_once() {
+    let (calls, mut called) = watch::channel(0);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let router = axum::Router::new().fallback(move || {
+        calls.send_modify(|calls| *calls += 1);
+        std::future::ready(axum::http::StatusCode::SERVICE_UNAVAILABLE)
+    });
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let api: Api<GroupView> = Api::namespaced(client(Config::new(address.parse().unwrap())).unwrap(), "shop");
+    let refused = api.get("orders").await;
+    assert!(matches!(&refused, Err(kube::Error::Api(status)) if status.code == 503), "{refused:?}");
+    assert_eq!(*called.borrow_and_update(), 1);
+}
