@@ -97,29 +97,38 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let mut signals = Signals::new().context("install signal handlers")?;
     let role = if reader { PeerRole::Reader } else { PeerRole::Sidecar };
     let (access, reload) = Access::load(&tls, &token, &group, role)?;
-    let Joined { store, shape, desired, watch_task } = match &replica_group {
-        Some(path) => kubernetes::join(path).await?,
-        None => {
-            let is_given = config.is_some();
-            let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
-            let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
-            let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
-            let file = if reader { FileStore::read_only(&config) } else { FileStore::new(&config) };
-            let file = writable(file, is_given, "--config FILE")?;
-            fixed(
-                Store::File(file),
-                Shape { durability, segment_size, fabric },
-                DesiredState {
-                    members: backups,
-                    min_in_sync,
-                    backups: backups_known,
-                    fenced: false,
-                    may_read: true,
-                    accept_loss,
-                    recover_from_disk,
-                    switchover: None,
-                },
-            )
+    let joining = async {
+        if let Some(path) = &replica_group {
+            return kubernetes::join(path).await;
+        }
+        let is_given = config.is_some();
+        let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
+        let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
+        let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
+        let open = if reader { FileStore::read_only } else { FileStore::new };
+        // The folder of a file server that is gone does not answer.
+        let file = tokio::task::spawn_blocking(move || open(&config)).await.context("open the config store")?;
+        let file = writable(file, is_given, "--config FILE")?;
+        Ok(fixed(
+            Store::File(file),
+            Shape { durability, segment_size, fabric },
+            DesiredState {
+                members: backups,
+                min_in_sync,
+                backups: backups_known,
+                fenced: false,
+                may_read: true,
+                accept_loss,
+                recover_from_disk,
+                switchover: None,
+            },
+        ))
+    };
+    let Joined { store, shape, desired, watch_task } = tokio::select! {
+        joined = joining => joined?,
+        signal = signals.next() => {
+            tracing::info!(signal, "ending");
+            return Ok(());
         }
     };
     let Shape { durability, segment_size, fabric } = shape;

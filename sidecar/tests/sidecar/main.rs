@@ -11,6 +11,7 @@ mod allocations;
 mod append_socket;
 mod backup_daemon;
 mod daemon;
+mod ending;
 mod follow_command;
 mod inventories;
 mod measures;
