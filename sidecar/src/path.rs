@@ -39,6 +39,7 @@ use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::{Response, Role};
 
+use crate::logging::Repeats;
 use batch_memory::BatchMemory;
 use connection::{AnswerKind, ClientConnection};
 pub use description::{Description, LeadingDescription, MemberDescription};
@@ -73,6 +74,10 @@ pub struct AppendLoop {
     clients: ClientSlots,
     batch_memory: BatchMemory,
     listener: UnixListener,
+    /// When new clients are looked for again, after one could not be accepted.
+    accept_at: Option<Instant>,
+    /// Why, as it was logged.
+    accept_errors: Repeats<String>,
     commands: Receiver<Command>,
     control: ControlSenders,
     counters: Arc<Counters>,
@@ -112,6 +117,8 @@ impl AppendLoop {
             primary_name: String::new(),
             clients: ClientSlots::new(),
             listener,
+            accept_at: None,
+            accept_errors: Repeats::default(),
             commands,
             control,
             counters,
@@ -185,6 +192,7 @@ impl AppendLoop {
 
     /// Waits for a socket, a channel, a command or the next tick; accepts new clients.
     pub fn sleep(&mut self, longest: Duration) -> io::Result<()> {
+        self.accept_again();
         let mut ready = std::mem::take(&mut self.ready);
         self.sleeper.sleep(longest, &mut ready)?;
         for token in ready.drain(..) {

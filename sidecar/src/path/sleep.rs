@@ -53,9 +53,14 @@ pub(super) struct Sleeper {
 impl Sleeper {
     pub(super) fn new(waker: &Waker, listener: &UnixListener) -> io::Result<Sleeper> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
-        Ok(Sleeper { epoll, waker: waker.clone() })
+        let sleeper = Sleeper { epoll, waker: waker.clone() };
+        sleeper.watch_listener(listener)?;
+        Ok(sleeper)
+    }
+
+    pub(super) fn watch_listener(&self, listener: &UnixListener) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?)
     }
 
     pub(super) fn watch_client(&self, fd: BorrowedFd<'_>, slot: usize) -> io::Result<()> {

@@ -3,7 +3,9 @@
 //! Part of [`AppendLoop`]. An ordinary slot is held until the connection ends, also while a read has the connection. When all
 //! are held, a few more admit status requests, so that an administrator can find out why clients cannot connect.
 
+use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -34,6 +36,9 @@ const BACKLOG: i32 = 128;
 /// Connections accepted in one turn: some 20 µs each, as long as a turn takes. Whoever connects and closes in a loop must not
 /// keep the path from its turns, by which heartbeats go.
 const ACCEPTED_MAX: usize = 16;
+/// Pause after a connection could not be accepted, as for want of file descriptors: the listener stays ready meanwhile, and would
+/// end every sleep at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// As many as can be waiting at one time.
 const WAITING_MAX: usize = BACKLOG as usize + 1;
 /// When it may be worth connecting again.
@@ -143,16 +148,18 @@ impl ClientSlots {
 
 impl AppendLoop {
     /// Bounds how many connections wait.
-    pub(super) fn bound_backlog(listener: &UnixListener) -> std::io::Result<()> {
+    pub(super) fn bound_backlog(listener: &UnixListener) -> io::Result<()> {
         Ok(rustix::net::listen(listener, BACKLOG)?)
     }
 
     /// Accepts new clients, a few: the next sleep finds the others.
     pub(super) fn accept(&mut self) {
-        self.accept_up_to(ACCEPTED_MAX);
+        // A failure is dealt with.
+        let _ = self.accept_up_to(ACCEPTED_MAX);
     }
 
-    fn accept_up_to(&mut self, most: usize) {
+    /// An error means that others may be waiting.
+    fn accept_up_to(&mut self, most: usize) -> io::Result<()> {
         for _ in 0..most {
             match self.listener.accept() {
                 Ok((stream, _)) => {
@@ -164,12 +171,32 @@ impl AppendLoop {
                     let client = self.connection(DetachedConnection::fresh(stream));
                     self.admit(client);
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, "failed to accept a client");
-                    return;
+                    self.pause_accepting(&error);
+                    return Err(error);
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn pause_accepting(&mut self, error: &io::Error) {
+        if self.accept_errors.is_due(error.to_string(), self.turned) {
+            tracing::warn!(%error, "failed to accept a client: will retry");
+        }
+        self.sleeper.forget(self.listener.as_fd());
+        self.accept_at = Some(self.turned + ACCEPT_PAUSE);
+    }
+
+    /// Has new clients wake the path again once the pause is over.
+    pub(super) fn accept_again(&mut self) {
+        let turned = self.turned;
+        if self.accept_at.take_if(|at| turned >= *at).is_some()
+            && let Err(error) = self.sleeper.watch_listener(&self.listener)
+        {
+            self.pause_accepting(&error);
         }
     }
 
@@ -254,7 +281,7 @@ impl AppendLoop {
     /// Where the last append that was taken from such a connection ends; `None` if the dead ones cannot be determined.
     pub(super) fn close_dead(&mut self) -> Option<Position> {
         // Also those that have not been accepted. Those that connect while this goes on do not count, and may be without end.
-        self.accept_up_to(WAITING_MAX);
+        self.accept_up_to(WAITING_MAX).ok()?;
         let clients = self.clients.slots.iter().enumerate();
         let clients = clients.filter_map(|(slot, client)| Some((slot, client.as_ref()?)));
         // A poll that fails is tried again in the next turn.

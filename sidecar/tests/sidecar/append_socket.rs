@@ -274,6 +274,22 @@ fn appends_of_a_never_accepted_client_never_land() {
     assert_eq!(harness.hear(&mut next), ack(1));
 }
 
+/// Nobody knows whether a dead client waits to be accepted.
+#[test]
+fn a_read_waits_while_clients_cannot_be_accepted() {
+    let mut harness = LoopHarness::new();
+    let mut client = harness.client();
+    harness.refuse_clients();
+    client.send(&[READ]);
+    for _ in 0..1000 {
+        harness.settle();
+        assert!(harness.handed_over().is_none(), "the read was served");
+    }
+    client.send(&[append(b"behind it")]);
+    harness.settle();
+    assert_eq!(client.heard(), None);
+}
+
 /// A connection that comes back from the reader after its client has died is ignored.
 #[test]
 fn appends_after_a_dead_readers_stop_never_land() {

@@ -67,6 +67,7 @@ pub struct LoopHarness {
     /// The seats of the present term's members.
     seats: Vec<Seat>,
     commands: std::sync::mpsc::SyncSender<Command>,
+    listener: UnixListener,
     folder: tempfile::TempDir,
 }
 
@@ -151,6 +152,7 @@ impl LoopHarness {
         let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
         let (to_control, from_path) = control_channels();
         let segment_size = options.segment_size;
+        let listening = listener.try_clone().unwrap();
         let waker = Waker::new().unwrap();
         let counters = Arc::new(Counters::default());
         let path = AppendLoop::new(options, "a".into(), listener, inbox, to_control, Arc::clone(&counters), &waker);
@@ -175,6 +177,7 @@ impl LoopHarness {
             segments: Vec::new(),
             terms: 0,
             commands,
+            listener: listening,
             folder,
         };
         harness.lead(1);
@@ -333,6 +336,13 @@ impl LoopHarness {
 
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
+    }
+
+    /// From now on no client can be accepted, as for want of file descriptors.
+    pub fn refuse_clients(&self) {
+        rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Read).unwrap();
+        // Only a call that may wait finds out.
+        self.listener.set_nonblocking(false).unwrap();
     }
 
     /// Looks at everything until there is nothing more to do.
