@@ -26,6 +26,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::path::{ClientRequest, Command, ControlReceivers};
+use crate::thread::result;
 use reads::position;
 use status::{contacts, peers};
 
@@ -49,8 +50,15 @@ pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::
 /// and a few questions of each.
 async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<ClientRequest>) {
     let mut tasks = JoinSet::new();
-    while let Some(request) = requests.recv().await {
-        while tasks.try_join_next().is_some() {}
+    loop {
+        let request = tokio::select! {
+            request = requests.recv() => request,
+            Some(served) = tasks.join_next() => {
+                result(served).await;
+                continue;
+            }
+        };
+        let Some(request) = request else { return };
         let context = Arc::clone(context);
         match request {
             ClientRequest::Read(connection, request) => drop(tasks.spawn(reads::serve(context, connection, request))),

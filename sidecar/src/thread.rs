@@ -27,10 +27,18 @@ pub(crate) fn spawn_owned<T: Send + 'static>(
 /// What a task has returned. If it panicked, so does the caller. Nobody cancels a task that is waited for, except when the
 /// process ends: then there is nothing left to do.
 pub(crate) async fn result<T>(joined: Result<T, JoinError>) -> T {
+    match result_now(joined) {
+        Some(result) => result,
+        None => std::future::pending().await,
+    }
+}
+
+/// The same for a caller that cannot wait: `None` if the task was cancelled.
+pub(crate) fn result_now<T>(joined: Result<T, JoinError>) -> Option<T> {
     match joined.map_err(JoinError::try_into_panic) {
-        Ok(result) => result,
+        Ok(result) => Some(result),
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        Err(Err(_)) => std::future::pending().await,
+        Err(Err(_)) => None,
     }
 }
 

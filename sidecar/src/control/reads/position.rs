@@ -77,6 +77,7 @@ impl<T: Clone + Send + 'static> Rounds<T> {
         if !std::mem::replace(&mut asked.under_way, true) {
             let rounds = Arc::clone(&self.0);
             tokio::spawn(async move {
+                let _rescue = Rescue(&rounds);
                 while let Some(waiting) = next_round(&rounds) {
                     let answer = call().await;
                     // Who has given up waiting needs none.
@@ -85,6 +86,18 @@ impl<T: Clone + Send + 'static> Rounds<T> {
             });
         }
         answer
+    }
+}
+
+/// After a call that panicked, those who wait get no answer, and the next question begins another call.
+struct Rescue<'a, T>(&'a Mutex<Asked<T>>);
+
+impl<T> Drop for Rescue<'_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            (asked.waiting, asked.under_way) = (Vec::new(), false);
+        }
     }
 }
 
@@ -218,5 +231,14 @@ mod tests {
         // It begins again when somebody asks.
         go_on.add_permits(1);
         assert_eq!(ask().await, Ok(3));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_panics_leaves_nobody_waiting() {
+        let rounds = Rounds::default();
+        let ask = |panics: bool| rounds.ask(move || async move { assert!(!panics) });
+        let (first, second) = (ask(true), ask(false));
+        assert!(first.await.is_err() && second.await.is_err());
+        assert_eq!(ask(false).await, Ok(()));
     }
 }

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use super::member::{MemberLink, Pulled};
 use crate::control::Context;
 use crate::path::Command;
+use crate::thread::result_now;
 
 /// Pause between two questions to a member what is corrupt there.
 const DAMAGE_INTERVAL: Duration = Duration::from_secs(2);
@@ -57,7 +58,7 @@ impl SeatTasks {
 
     /// Executes an output for this seat beside those that are under way.
     pub(super) fn execute(&mut self, output: Output) {
-        while self.tasks.try_join_next().is_some() {}
+        while self.tasks.try_join_next().and_then(result_now).is_some() {}
         self.tasks.spawn(self.worker.clone().execute(output));
     }
 }
