@@ -107,7 +107,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
         let open = if reader { FileStore::read_only } else { FileStore::new };
         // The folder of a file server that is gone does not answer.
-        let file = tokio::task::spawn_blocking(move || open(&config)).await.context("open the config store")?;
+        let of = group.clone();
+        let file = tokio::task::spawn_blocking(move || open(&config, &of)).await.context("open the config store")?;
         let file = writable(file, is_given, "--config FILE")?;
         Ok(fixed(
             Store::File(file),

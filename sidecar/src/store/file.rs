@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use tailwind_protocol::config::{Configuration, Swap, SwapOutcome};
+use tailwind_protocol::ids::GroupName;
 
 use crate::logging::Repeats;
 use entry::{ConfigFile, ConfigFileError, FORMAT, Tag};
@@ -58,6 +59,7 @@ const DRAFT: &str = ".new";
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
+    group: GroupName,
     /// Swaps that failed, as they were logged.
     failures: Arc<Mutex<Repeats<String>>>,
     /// For a reader, which must not change the configuration, and may lack the right to.
@@ -91,6 +93,14 @@ pub enum StoreError {
         path: PathBuf,
         /// What is wrong.
         why: String,
+    },
+    /// It is another group's: each would depose the other's primary.
+    #[error("config file {} is the config store of group {found}: give each group a file of its own", path.display())]
+    OtherGroup {
+        /// The file.
+        path: PathBuf,
+        /// The group.
+        found: GroupName,
     },
     /// A newer version of the program wrote it.
     #[error("config file {} has format {found}; this version reads format {FORMAT}: run the newer version", path.display())]
@@ -139,9 +149,9 @@ enum PublishResult {
 }
 
 impl FileStore {
-    /// A store at `path`; the folder is created if need be. Fails where swaps could not work.
-    pub fn new(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore::at(path, false);
+    /// A group's store at `path`; the folder is created if need be. Fails where swaps could not work.
+    pub fn new(path: &Path, group: &GroupName) -> Result<FileStore, StoreError> {
+        let store = FileStore::at(path, group, false);
         let folder = store.folder();
         fs::create_dir_all(&folder).map_err(io("create folder", &folder))?;
         store.look()?;
@@ -151,14 +161,15 @@ impl FileStore {
 
     /// The store at `path` for a process that only reads it: nothing is created or written, now or later. A folder that is not
     /// there yet is a group that has never been started.
-    pub fn read_only(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore::at(path, true);
+    pub fn read_only(path: &Path, group: &GroupName) -> Result<FileStore, StoreError> {
+        let store = FileStore::at(path, group, true);
         store.look()?;
         Ok(store)
     }
 
-    fn at(path: &Path, read_only: bool) -> FileStore {
-        FileStore { path: path.to_owned(), failures: Arc::default(), read_only, turn: Arc::default() }
+    fn at(path: &Path, group: &GroupName, read_only: bool) -> FileStore {
+        let (path, group) = (path.to_owned(), group.clone());
+        FileStore { path, group, failures: Arc::default(), read_only, turn: Arc::default() }
     }
 
     /// Makes a call where it may block, one at a time: if the folder hangs, as that of a file server that is gone, it holds one
@@ -226,7 +237,7 @@ impl FileStore {
                 continue;
             };
             let entry = if number == 0 { Some(first) } else { self.entry(number)? };
-            if let Some(ConfigFile { tag, after, configuration: Some(configuration) }) = entry
+            if let Some(ConfigFile { tag, after, configuration: Some(configuration), .. }) = entry
                 && self.stands(number, after)?
             {
                 return Ok(Some(CurrentFile { number, tag, configuration }));
@@ -249,9 +260,13 @@ impl FileStore {
 
     /// Writes the successor of what was found, under a name of its own.
     fn draft(&self, found: Option<&CurrentFile>, proposed: &Configuration) -> Result<Draft, StoreError> {
-        let entry =
-            ConfigFile { tag: self.tag()?, after: found.map(|found| found.tag), configuration: Some(proposed.clone()) };
+        let entry = self.file(found.map(|found| found.tag), Some(proposed.clone()))?;
         self.write(entry, found.map_or(0, |found| found.number + 1))
+    }
+
+    /// What a new file of this group says.
+    fn file(&self, after: Option<Tag>, configuration: Option<Configuration>) -> Result<ConfigFile, StoreError> {
+        Ok(ConfigFile { tag: self.tag()?, after, group: Some(self.group.clone()), configuration })
     }
 
     fn write(&self, entry: ConfigFile, number: u64) -> Result<Draft, StoreError> {
@@ -296,7 +311,7 @@ impl FileStore {
             return Ok(());
         }
         if self.entry(0)?.is_some_and(|first| first.configuration.is_some()) {
-            let empty = self.write(ConfigFile { tag: self.tag()?, after: None, configuration: None }, 0)?;
+            let empty = self.write(self.file(None, None)?, 0)?;
             fs::rename(&empty.path, &self.path).map_err(io("rename to", &self.path))?;
             self.fsync_folder()?;
         }
@@ -348,6 +363,9 @@ impl FileStore {
             Err(error) => return Err(io("read config file", &path)(error)),
         };
         match ConfigFile::from_bytes(&bytes) {
+            Ok(ConfigFile { group: Some(found), .. }) if found != self.group => {
+                Err(StoreError::OtherGroup { path, found })
+            }
             Ok(entry) => Ok(Some(entry)),
             Err(ConfigFileError::Newer(found)) => Err(StoreError::Newer { path, found }),
             Err(ConfigFileError::Damaged(why)) => Err(self.damaged(number, &why)),

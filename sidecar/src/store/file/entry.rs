@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use tailwind_protocol::config::Configuration;
+use tailwind_protocol::ids::GroupName;
 
 /// The format that this version writes. It reads 1 as well, where the body is the configuration and nothing else.
 pub(super) const FORMAT: u32 = 2;
@@ -23,6 +24,9 @@ pub(super) struct ConfigFile {
     pub(super) tag: Tag,
     /// The tag of the number before, which this file replaces. None in number 0.
     pub(super) after: Option<Tag>,
+    /// Whose configuration it is. None in files of earlier versions.
+    #[serde(default)]
+    pub(super) group: Option<GroupName>,
     /// None: this file only keeps the place of number 0, and numbered ones have the configuration.
     pub(super) configuration: Option<Configuration>,
 }
@@ -65,7 +69,12 @@ impl ConfigFile {
         }
         let entry = match header.tailwind_config {
             FORMAT => serde_json::from_str(body),
-            _ => serde_json::from_str(body).map(|old| ConfigFile { tag: OLD, after: None, configuration: Some(old) }),
+            _ => serde_json::from_str(body).map(|old| ConfigFile {
+                tag: OLD,
+                after: None,
+                group: None,
+                configuration: Some(old),
+            }),
         };
         entry.map_err(|error| damaged(&error.to_string()))
     }

@@ -4,6 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
 
+fn group() -> GroupName {
+    "db".parse().unwrap()
+}
+
 fn config(epoch: u64) -> Configuration {
     claimed(epoch, 1)
 }
@@ -28,7 +32,7 @@ fn swap_to(epoch: u64) -> Swap {
 
 /// A store that has come to an epoch.
 fn store_at(folder: &Path, epoch: u64) -> FileStore {
-    let store = FileStore::new(&folder.join("config.json")).unwrap();
+    let store = FileStore::new(&folder.join("config.json"), &group()).unwrap();
     advance(&store, 0, epoch);
     store
 }
@@ -54,7 +58,7 @@ fn files(folder: &Path) -> Vec<String> {
 #[test]
 fn a_swap_requires_the_expected_content() {
     let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::new(&folder.path().join("deep/config.json")).unwrap();
+    let store = FileStore::new(&folder.path().join("deep/config.json"), &group()).unwrap();
     assert_eq!(store.read().unwrap(), None);
     let first = swap_to(1);
     assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Applied);
@@ -71,7 +75,7 @@ fn a_swap_requires_the_expected_content() {
 fn a_read_only_store_shows_what_others_write() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/config.json");
-    let reader = FileStore::read_only(&path).unwrap();
+    let reader = FileStore::read_only(&path, &group()).unwrap();
     assert_eq!(reader.read().unwrap(), None);
     assert!(files(folder.path()).is_empty(), "it creates no folder");
     let store = store_at(path.parent().unwrap(), 1);
@@ -79,14 +83,14 @@ fn a_read_only_store_shows_what_others_write() {
     advance(&store, 1, 5);
     assert_eq!(reader.read().unwrap(), Some(config(5)));
     fs::write(&path, "{").unwrap();
-    assert!(matches!(FileStore::read_only(&path), Err(StoreError::Damaged { .. })));
+    assert!(matches!(FileStore::read_only(&path, &group()), Err(StoreError::Damaged { .. })));
 }
 
 #[test]
 #[should_panic = "a reader swaps nothing"]
 fn a_read_only_store_takes_no_swap() {
     let folder = tempfile::tempdir().unwrap();
-    let _ = FileStore::read_only(&folder.path().join("config.json")).unwrap().swap(&swap_to(1));
+    let _ = FileStore::read_only(&folder.path().join("config.json"), &group()).unwrap().swap(&swap_to(1));
 }
 
 #[test]
@@ -94,13 +98,13 @@ fn the_newest_two_files_and_number_0_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path(), 9);
     assert_eq!(files(folder.path()), ["config.json", "config.json.7", "config.json.8"]);
-    assert_eq!(FileStore::new(&store.path).unwrap().read().unwrap(), Some(config(9)));
+    assert_eq!(FileStore::new(&store.path, &group()).unwrap().read().unwrap(), Some(config(9)));
 }
 
 #[test]
 fn only_one_of_many_racing_swaps_wins() {
     let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    let store = FileStore::new(&folder.path().join("config.json"), &group()).unwrap();
     let racers: Vec<_> = (1..=8)
         .map(|epoch| {
             let store = store.clone();
@@ -116,7 +120,7 @@ fn only_one_of_many_racing_swaps_wins() {
 fn a_long_race_applies_each_epoch_once() {
     const EPOCHS: u64 = 300;
     let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    let store = FileStore::new(&folder.path().join("config.json"), &group()).unwrap();
     let race = |racer: u64| {
         let (mut won, mut doubtful, mut known) = (Vec::new(), Vec::new(), None);
         loop {
@@ -168,7 +172,7 @@ fn a_long_race_applies_each_epoch_once() {
 #[test]
 fn a_stalled_writer_loses_its_taken_number() {
     let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    let store = FileStore::new(&folder.path().join("config.json"), &group()).unwrap();
     for epoch in 1..9 {
         let sleeper = asleep(&store, &claimed(epoch, 2));
         advance(&store, epoch - 1, epoch);
@@ -253,10 +257,27 @@ fn a_file_of_the_first_format_is_read() {
     let body = serde_json::to_string_pretty(&config(1)).unwrap() + "\n";
     let header = format!("{{\"tailwind_config\":1,\"crc32\":{}}}\n", crc32fast::hash(body.as_bytes()));
     fs::write(&path, header + &body).unwrap();
-    let store = FileStore::new(&path).unwrap();
+    let store = FileStore::new(&path, &group()).unwrap();
     assert_eq!(store.read().unwrap(), Some(config(1)));
     advance(&store, 1, 5);
     assert_eq!(store.read().unwrap(), Some(config(5)));
+}
+
+/// Each would take the other's primary for a successor of its own.
+#[test]
+fn a_file_of_another_group_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = "cache".parse().unwrap();
+    let path = folder.path().join("config.json");
+    let early = FileStore::new(&path, &other).unwrap();
+    for (from, to) in [(0, 1), (1, 4)] {
+        advance(&FileStore::new(&path, &group()).unwrap(), from, to);
+        for refused in [FileStore::new(&path, &other), FileStore::read_only(&path, &other)] {
+            let said = refused.unwrap_err().to_string();
+            assert!(said.contains("is the config store of group db"), "{said}");
+        }
+        assert!(early.swap(&swap_to(1)).is_err(), "it started before there was a file");
+    }
 }
 
 #[test]
@@ -296,7 +317,7 @@ fn a_file_copied_over_number_0_is_accepted() {
         fs::remove_file(folder.path().join(name)).unwrap();
     }
     fs::write(folder.path().join("config.json"), older).unwrap();
-    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    let store = FileStore::new(&folder.path().join("config.json"), &group()).unwrap();
     assert_eq!(store.read().unwrap(), Some(config(4)));
     advance(&store, 4, 8);
     assert_eq!(store.read().unwrap(), Some(config(8)));
@@ -324,8 +345,8 @@ fn numbered_files_without_the_first_are_damage() {
         let error = store.read().unwrap_err().to_string();
         assert!(error.starts_with(&words), "{error}");
         assert!(store.swap(&swap_to(1)).is_err(), "a new group in the place of the old one");
-        assert!(FileStore::new(store.path()).is_err());
-        assert!(FileStore::read_only(store.path()).is_err());
+        assert!(FileStore::new(store.path(), &group()).is_err());
+        assert!(FileStore::read_only(store.path(), &group()).is_err());
         assert_eq!(files(folder.path()), before);
     }
 }
@@ -352,7 +373,7 @@ fn what_is_no_regular_file_is_refused_at_once() {
 #[test]
 fn a_failing_swap_says_the_same_each_time() {
     let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::new(&folder.path().join("deep/config.json")).unwrap();
+    let store = FileStore::new(&folder.path().join("deep/config.json"), &group()).unwrap();
     fs::remove_dir_all(folder.path().join("deep")).unwrap();
     let [first, second] = [(); 2].map(|()| store.swap(&swap_to(1)).unwrap_err().to_string());
     assert_eq!(first, second);
