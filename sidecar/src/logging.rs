@@ -1,7 +1,7 @@
 //! Keeps an error that repeats from filling the log.
 //!
-//! Used by retry loops: a standby, a promotion, swaps of the config store, the append socket's listener, and a backup's listing of
-//! its quarantine.
+//! Used by retry loops: a standby, a promotion, swaps of the config store, the append socket's listener, and a backup's listing
+//! of its quarantine.
 
 use std::time::{Duration, Instant};
 

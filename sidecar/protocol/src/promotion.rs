@@ -141,9 +141,9 @@ impl Promotion {
         }
     }
 
-    /// True if too few members, or the config store, have not answered this candidate for too long, or no repair has succeeded: it
-    /// may be cut off, perhaps only from the members' memory, and a standby that reaches them must not take it for a primary that
-    /// is well. It goes on trying.
+    /// True if too few members, or the config store, have not answered this candidate for too long, or no repair has succeeded:
+    /// it may be cut off, perhaps only from the members' memory, and a standby that reaches them must not take it for a primary
+    /// that is well. It goes on trying.
     pub fn is_cut_off(&self, now: Time) -> bool {
         let is_too_long = |since: &Time| now >= since.plus(self.rules.long_wait_ms());
         let since = [self.unanswered_since, self.unrepaired_since];

@@ -20,8 +20,8 @@ use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
 use super::{AppendLoop, ClientId, ClientRequest, ReadKind, ReadRequest, RoleState, Start};
 
-/// Bytes with which one client is answered at once in one turn: some 170 of the shortest answers, 30 refusals. A client that causes
-/// them without end must not keep the path from its turns, by which heartbeats go.
+/// Bytes with which one client is answered at once in one turn: some 170 of the shortest answers, 30 refusals. A client that
+/// causes them without end must not keep the path from its turns, by which heartbeats go.
 const ANSWERED_AT_ONCE: usize = 4 << 10;
 
 /// What became of a frame.

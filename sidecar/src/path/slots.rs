@@ -36,8 +36,8 @@ const BACKLOG: i32 = 128;
 /// Connections accepted in one turn: some 20 µs each, as long as a turn takes. Whoever connects and closes in a loop must not
 /// keep the path from its turns, by which heartbeats go.
 const ACCEPTED_MAX: usize = 16;
-/// Pause after a connection could not be accepted, as for want of file descriptors: the listener stays ready meanwhile, and would
-/// end every sleep at once.
+/// Pause after a connection could not be accepted, as for want of file descriptors: the listener stays ready, and would end
+/// every sleep at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// As many as can be waiting at one time.
 const WAITING_MAX: usize = BACKLOG as usize + 1;

@@ -10,8 +10,8 @@ use crate::ids::{Epoch, LogId, Lsn};
 
 /// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
 /// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it. A member that has
-/// given its word, or has come late with evidence, is waited for as long, and a candidate that reaches too few members for as long is
-/// cut off.
+/// given its word, or has come late with evidence, is waited for as long, and a candidate that reaches too few members for as
+/// long, or repairs none, is cut off.
 const DISK_PATIENCE: u64 = 32;
 
 /// What the group wants of a promotion.
