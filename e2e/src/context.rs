@@ -3,6 +3,7 @@
 //! Used by the tests in `tests/`.
 
 use std::io::Write;
+use std::process::Command;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -116,6 +117,23 @@ pub fn is_root(test: &str) -> bool {
         cannot_run(test, "needs root");
     }
     root
+}
+
+/// True when this user may also mount file systems and make namespaces and links: root may in a virtual machine, and in most
+/// containers may not. Otherwise says so where `./check` finds it.
+pub fn is_privileged(test: &str) -> bool {
+    if !is_root(test) {
+        return false;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--pid", "--fork", "sh", "-c", "mount -t tmpfs tmpfs /mnt && ip link set lo up"]);
+    let problem = match command.output() {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    cannot_run(test, &format!("needs a virtual machine or a privileged container: {problem}"));
+    false
 }
 
 /// Says that a test cannot run here.

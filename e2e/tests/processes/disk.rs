@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, ErrorCode, FollowEvent, History, Lsn, Start};
-use tailwind_e2e::context::{TestContext, is_root, rounds};
+use tailwind_e2e::context::{TestContext, is_privileged, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
 use tailwind_e2e::processes::checker::compare;
@@ -239,7 +239,7 @@ impl Drop for SmallDisk {
 }
 
 fn full_disk_does_not_stop_the_group(fabric: &str) {
-    if !is_root("disk: full_disk_does_not_stop_the_group") {
+    if !is_privileged("disk: full_disk_does_not_stop_the_group") {
         return;
     }
     let test = TestContext::start();

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::Result;
 use rustix::process::Signal;
-use tailwind_e2e::context::{TestContext, is_root, rounds};
+use tailwind_e2e::context::{TestContext, is_privileged, rounds};
 use tailwind_e2e::processes::exec::Ended;
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
@@ -27,7 +27,7 @@ const CLIENTS: usize = 2;
 
 #[test]
 fn committed_transactions_stay() {
-    if !is_root("postgres: committed_transactions_stay") {
+    if !is_privileged("postgres: committed_transactions_stay") {
         return;
     }
     play(&Fault::OF_PROCESSES, ROUNDS, |test| setup(test, "shm", "1MiB"));
@@ -35,7 +35,7 @@ fn committed_transactions_stay() {
 
 #[test]
 fn committed_transactions_outlive_their_host() {
-    if !is_root("postgres: committed_transactions_outlive_their_host") {
+    if !is_privileged("postgres: committed_transactions_outlive_their_host") {
         return;
     }
     play(&Fault::OF_HOSTS, ROUNDS_OF_HOSTS, |test| Hosts::provide(setup(test, "tcp", "1MiB")?));

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 use rustix::process::{Signal, kill_process};
-use tailwind_e2e::context::{TestContext, is_root, rounds};
+use tailwind_e2e::context::{TestContext, is_privileged, rounds};
 use tailwind_e2e::processes::exec::{Ended, TRIMMED_EARLY, first_child};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
@@ -36,7 +36,7 @@ mod tcp {
 
     #[test]
     fn redis_loses_no_answered_write_with_its_host() {
-        if !is_root("redis_loses_no_answered_write_with_its_host") {
+        if !is_privileged("redis_loses_no_answered_write_with_its_host") {
             return;
         }
         let events = Fault::OF_HOSTS.into_iter().map(Event::Fault).cycle();

@@ -6,7 +6,7 @@
 use anyhow::Result;
 use rustix::process::Signal;
 use serde_json::json;
-use tailwind_e2e::context::{TestContext, is_root, rounds};
+use tailwind_e2e::context::{TestContext, is_privileged, rounds};
 use tailwind_e2e::processes::exec::{Ended, TRIMMED_EARLY};
 use tailwind_e2e::processes::exec_client::Client;
 use tailwind_e2e::processes::exec_faults::{Fault, Service, check_health, setup, wait_until_whole};
@@ -47,7 +47,7 @@ fn committed_rows_stay_where_journals_are_truncated() {
 
 #[test]
 fn committed_rows_outlive_their_host() {
-    if !is_root("committed_rows_outlive_their_host") {
+    if !is_privileged("committed_rows_outlive_their_host") {
         return;
     }
     let setup = |test: &TestContext| Hosts::provide(setup(test, "tcp", "256KiB")?);

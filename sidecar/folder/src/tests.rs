@@ -51,11 +51,6 @@ fn own_links_are_followed_and_loops_end() {
 /// As a kubelet mounts an emptyDir: the pod's containers alone see it.
 #[test]
 fn the_root_of_a_volume_may_have_any_mode() {
-    if !geteuid().is_root() {
-        use io::Write;
-        let _ = writeln!(io::stderr(), "cannot run: the_root_of_a_volume_may_have_any_mode: needs root");
-        return;
-    }
     struct Mounted(PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {
@@ -68,7 +63,11 @@ fn the_root_of_a_volume_may_have_any_mode() {
     fs::set_permissions(&volume, Permissions::from_mode(0o777)).unwrap();
     open(&volume).unwrap_err();
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k,mode=0777", "volume"]).arg(&volume).status();
-    assert!(mount.unwrap().success());
+    if !mount.unwrap().success() {
+        use io::Write;
+        let _ = writeln!(io::stderr(), "cannot run: the_root_of_a_volume_may_have_any_mode: needs root that may mount");
+        return;
+    }
     let _mounted = Mounted(volume.clone());
     let folder = open(&volume).unwrap();
     folder.open_file("file", OFlags::CREATE).unwrap();

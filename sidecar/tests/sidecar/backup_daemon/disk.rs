@@ -55,16 +55,12 @@ async fn a_full_disk_delays_lending_and_loses_nothing() {
 struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
-    /// `None` where nobody may mount anything.
+    /// `None` where this user may mount nothing, as root in most containers.
     fn mount(path: &std::path::Path, size: &str) -> Option<SmallDisk> {
         fs::create_dir_all(path).unwrap();
-        if !rustix::process::geteuid().is_root() {
-            return None;
-        }
         let options = format!("size={size},mode=0700");
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tailwind"]).arg(path).status();
-        assert!(mounted.unwrap().success(), "mount a tmpfs on {}", path.display());
-        Some(SmallDisk(path.to_owned()))
+        mounted.unwrap().success().then(|| SmallDisk(path.to_owned()))
     }
 
     /// Other files leave no room at all.
@@ -91,7 +87,8 @@ impl Drop for SmallDisk {
 async fn a_backup_starts_again_on_a_full_disk() {
     let mut daemon = Daemon::measuring(&[]);
     let Some(disk) = SmallDisk::mount(&daemon.flush_dir(), "16m") else {
-        let _ = writeln!(std::io::stderr(), "cannot run: a_backup_starts_again_on_a_full_disk: needs root");
+        let _ =
+            writeln!(std::io::stderr(), "cannot run: a_backup_starts_again_on_a_full_disk: needs root that may mount");
         return;
     };
     daemon.start();
@@ -119,7 +116,7 @@ async fn a_backup_starts_again_on_a_full_disk() {
 fn small_pool(daemon: &Daemon, test: &str) -> Option<SmallDisk> {
     let disk = SmallDisk::mount(&daemon.pool(), "1m");
     if disk.is_none() {
-        let _ = writeln!(std::io::stderr(), "cannot run: {test}: needs root");
+        let _ = writeln!(std::io::stderr(), "cannot run: {test}: needs root that may mount");
     }
     disk
 }
