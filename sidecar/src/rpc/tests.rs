@@ -19,7 +19,7 @@ use super::*;
 use crate::access::{Token, TokenOptions};
 use crate::http::{self, Rights};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn listener() -> (TcpListener, SocketAddr) {
     let listener = tailwind_runtime::http::listen((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();

@@ -39,7 +39,7 @@ use tailwind_sidecar::access::{Access, TokenOptions};
 use tailwind_sidecar::rpc::{BackupClient, CallError};
 use tailwind_sidecar::tls::{PeerRole, Tls};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// It looks into its flush folder every 5 s, and less often where that takes long.
 const LOOKS_AGAIN: Duration = Duration::from_secs(120);
 const LOG: LogId = LogId(0xdb);
