@@ -210,6 +210,8 @@ impl Shared {
                 state.barriers += 1;
                 send(stream, request, &Response::BarrierPassed { epoch: state.epoch, last })
             }
+            // A follow is left before its connection.
+            Request::Stop => Ok(()),
             Request::Trim { below } => {
                 state.first = state.first.max(*below);
                 send(stream, request, &Response::Trimmed { first: state.first })
