@@ -13,7 +13,7 @@ use super::observer::TIMEOUT;
 use crate::workload::Input;
 
 /// Words of the warnings that processes rightly write when others die.
-pub const OUTAGE: [&str; 9] = [
+pub const OUTAGE: [&str; 10] = [
     "primary is gone",
     "no heartbeat",
     "member lost",
@@ -23,6 +23,8 @@ pub const OUTAGE: [&str; 9] = [
     "stepped down",
     // A backup that has been started again under its address knows nothing of what an earlier one lent.
     "the receiver refused the secret",
+    // Another sidecar has fenced the member while this one was frozen between a grant and its use.
+    "the lending is over",
     // A backup with many connections closes those that are idle; what was about to use one is repeated.
     "it closed the connection",
 ];
