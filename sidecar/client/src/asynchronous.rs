@@ -2,7 +2,8 @@
 //!
 //! Called by apps; calls `session` for everything but waiting. Every future here may be dropped early: state changes only
 //! between waits, so nothing received is lost. An append whose future was dropped is in flight, its answer to be taken with
-//! `next_ack` or `flush`, or was never taken, if there was no room for it yet: `submit` tells which. That makes `next_ack`, `next_role` and `next_event` fit for `select!`.
+//! `next_ack` or `flush`, or was never taken, if there was no room for it yet: `submit` tells which. That makes `next_ack`,
+//! `next_role` and `next_event` fit for `select!`.
 //!
 //! ```no_run
 //! use tailwind_client::asynchronous::Client;

@@ -226,8 +226,8 @@ pub enum Output {
     /// Delete a flushed segment's files, whether open or closed: the records are no longer needed.
     DeleteFile(SegmentId),
     /// Delete the files of trimmed segments, whether open or closed, in the background and in any order; answer with
-    /// [`Input::Deleted`] or [`Input::NotDeleted`]. What concerns other segments need not wait for it, what concerns the same one must: a trim may
-    /// be of thousands of segments.
+    /// [`Input::Deleted`] or [`Input::NotDeleted`]. What concerns other segments need not wait for it, what concerns the same one
+    /// must: a trim may be of thousands of segments.
     DeleteTrimmed(Vec<SegmentId>),
     /// Move a segment's files, whether open or closed, into quarantine: they are not part of the log, but may be the last
     /// copy of their records.

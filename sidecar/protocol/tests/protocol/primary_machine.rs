@@ -565,7 +565,7 @@ fn member_that_never_confirms_is_dropped() {
     wait(&mut fixture, 1000, &[]);
     assert_eq!(fixture.lost, []);
     wait(&mut fixture, 200, &[]);
-    assert_eq!(fixture.lost, [three.clone()]);
+    assert_eq!(fixture.lost, std::slice::from_ref(&three));
     let swap = fixture.swap.take().expect("it is swapped out");
     assert_eq!(swap.proposed.members.len(), 2);
     assert_eq!(swap.proposed.member(&three), None);
