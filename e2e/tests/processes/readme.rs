@@ -121,8 +121,6 @@ fn type_in(recipe: &str, test: &str, user: &[&str]) -> Option<String> {
     for timeout in ["TAILWIND_HEARTBEAT_SILENCE_MS", "TAILWIND_FENCE_WAIT_MS", "TAILWIND_RPC_TIMEOUT_MS"] {
         command.env(timeout, "10000");
     }
-    // It is not the first of its namespace; everything that is left of it ends with that.
-    command.env("TAILWIND_WITHOUT_PID_1", "true");
     shell.start(command).unwrap();
     let code = shell.wait_for_end();
     let log = shell.log();
