@@ -26,6 +26,7 @@ their variables. `--help` prints the same for one command.
 ";
 
 const EXIT: &str = "\
+| 74 | `tailwind-exec` alone: the program ended with 0, but not all of its files are in the log |
 | 75 | `tailwind-exec` alone: the role was lost; start it again |
 | 128 + N | `tailwind-exec` alone: signal N ended the program. Otherwise its code is that of the program |
 

@@ -12,9 +12,10 @@ const HEAD: &str = "\
 # Reference: metrics
 
 Every program serves its metrics at `/metrics`, as OpenMetrics text. Sidecars and backups serve them
-at the address of `--listen`, where TLS, if used, admits only callers with a certificate of the
-group, and without TLS at that of `--metrics-listen`. The operator serves them at that of `--listen`.
-[Reference: Kubernetes](kubernetes.md#ports) lists the ports.
+at two addresses: at `--listen`, with TLS only to callers with a certificate of the group and the
+role `sidecar` or `reader`, and without TLS to anybody; and at `--metrics-listen`, if it is given, to
+anybody in plain HTTP. The operator serves them at its `--listen`. [Reference:
+Kubernetes](kubernetes.md#ports) lists the ports.
 
 The [chart](../../charts/tailwind/README.md) brings alerts and a dashboard that use them, and there
 is a [runbook](../runbooks) for each alert.

@@ -19,10 +19,10 @@ A sidecar and a backup each report their state as one JSON object.
 | of | where | who may read it |
 |---|---|---|
 | a sidecar | the append socket (`Status`; `tailwind-sidecar status --json` prints it) | its clients |
-| | `/status` at the address of `--listen` | callers with a certificate of the group, or without TLS with its token |
+| | `/status` at the address of `--listen` | callers with a certificate of the group and the role `sidecar`, or without TLS with the group's token |
 | | `/report` at the address of the probes, without the addresses of members and of the primary | anybody |
 | a backup | `/report` at the address of the probes | anybody |
-| | `/status` at the address of `--listen`, with more fields, which are for debugging and may change | callers with a certificate of the group, or without TLS with its token |
+| | `/status` at the address of `--listen`, with more fields, which are for debugging and may change | callers with a certificate of the group and the role `sidecar`, or without TLS with the group's token |
 
 [Operations](../operations.md#is-the-log-safe) shows how to read it. A field that may be absent is
 absent when its value is not known or does not apply: never take it for zero. Skip fields that you do

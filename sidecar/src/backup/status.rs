@@ -107,7 +107,7 @@ pub(super) fn metrics(
     let mut now = Snapshot::new([("group", group.as_str()), ("member", member.as_str())]);
     now.info(
         "tailwind_backup_info",
-        "The label boot changes when the backup has lost its memory.",
+        "The label boot is the backup's identity: it changes when the backup has lost its memory.",
         [("boot", boot.to_string()), ("fabric", fabric.clone())],
     );
     tls::measure(certificate, &mut now);
@@ -122,7 +122,7 @@ pub(super) fn metrics(
     now.gauge("tailwind_backup_segments_closed", "Closed segments.", counts.closed);
     now.gauge(
         "tailwind_backup_segments_max",
-        "Most segments that may be lent, recovered or closed for appends to go on; more are kept for repairs.",
+        "Most segments that may be lent, recovered or closed while appends continue; more are kept for repairs.",
         about.memory_bound.segments.saturating_sub(INVENTORY_FOR_IMAGES as u64),
     );
     now.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
