@@ -71,7 +71,17 @@ impl Volume {
         }
         // A directory that was made or moved above it is a name that it has. And what is held of a removed file takes room on the
         // disk until its removal is in the log.
-        !planted::has(Bug::OwnNamesOnly) && (self.has_new_parent(number) || !self.leaving.is_empty())
+        !planted::has(Bug::OwnNamesOnly) && (self.has_new_parent(number) || self.holds_removed())
+    }
+
+    /// Whether a removed file is held that the log would remove with the next names.
+    fn holds_removed(&self) -> bool {
+        if self.leaving.is_empty() {
+            return false;
+        }
+        let held_back = self.held_back();
+        let stays = |at| self.tree.number(at).is_some_and(|now| held_back.contains_key(&now));
+        self.leaving.iter().any(|number| self.image.node(*number).is_none_or(|node| !node.names.iter().any(stays)))
     }
 
     /// Whether a directory on the way to a file is not in the log where it is.
@@ -108,7 +118,12 @@ impl Volume {
     /// For a planted bug, of one file only.
     fn capture_names_of(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
         self.capture_moved(records)?;
-        self.or_lose(|volume| volume.log_names(only, records))
+        let held_back = self.held_back();
+        self.or_lose(|volume| volume.log_names(only, &held_back, records))?;
+        match held_back.into_iter().next() {
+            Some((number, why)) => Err(Refusal::Lost(format!("the name of file {number} is not logged: {why}"))),
+            None => Ok(()),
+        }
     }
 
     /// Takes the bytes that names bring: a file that replaces another one by a rename brings its bytes, as file systems have it.
@@ -123,18 +138,46 @@ impl Volume {
         Ok(())
     }
 
-    /// Logs the names as they are now: none of them comes again.
-    fn log_names(&mut self, only: Option<Number>, records: &mut Vec<Vec<u8>>) -> Result<(), Refusal> {
-        let mut changes = BTreeMap::new();
+    /// Files whose new names would stand for fewer bytes than they bring, or for an empty file instead of the one that the log has
+    /// there; and why they cannot be followed.
+    fn held_back(&self) -> BTreeMap<Number, String> {
+        let touched = self.tree.touched().iter().filter_map(|at| Some((at, self.tree.number(at)?)));
+        let held_back = touched.filter_map(|(at, now)| {
+            let (file, logged) = (self.files.get(&now)?, self.image.entry(at));
+            let replaces = logged.is_some_and(|logged| !self.is_directory(logged));
+            let is_held_back = logged != Some(now) && !file.synced && (file.moved || replaces);
+            Some((now, file.fault.clone().filter(|_| is_held_back)?))
+        });
+        held_back.collect()
+    }
+
+    /// Whether the log has a directory of this number.
+    fn is_directory(&self, number: Number) -> bool {
+        self.image.node(number).is_some_and(|node| node.kind == Kind::Directory)
+    }
+
+    /// Logs the names as they are now: none of them comes again, but those of files that are held back.
+    fn log_names(
+        &mut self,
+        only: Option<Number>,
+        held_back: &BTreeMap<Number, String>,
+        records: &mut Vec<Vec<u8>>,
+    ) -> Result<(), Refusal> {
+        let (mut changes, mut left) = (BTreeMap::new(), BTreeSet::new());
         for at in self.tree.touched() {
-            let (now, logged) = (self.tree.number(at), self.image.entry(at));
+            let (mut now, logged) = (self.tree.number(at), self.image.entry(at));
+            // As long as it has not got its new name, it keeps the one before, if there is still such a directory.
+            let has_directory = || at.0 == Number::ROOT || self.tree.names(at.0).next().is_some();
+            let keeps = |number| held_back.contains_key(&number);
+            if now.is_some_and(keeps) || now.is_none() && logged.is_some_and(keeps) && has_directory() {
+                left.insert(at.clone());
+                // A directory was not replaced: it has another name by now, and can have only one, or is gone.
+                if !logged.is_some_and(|logged| self.is_directory(logged)) {
+                    continue;
+                }
+                now = None;
+            }
             let forgotten = now.is_none() && planted::has(Bug::UnlinkLost);
-            // The log has a file there, and would have an empty one instead.
-            let is_empty = |number| {
-                let has_fault = self.files.get(&number).is_some_and(|file| file.fault.is_some());
-                has_fault && self.image.node(number).is_none()
-            };
-            let forgotten = forgotten || logged.is_some() && now.is_some_and(is_empty);
             if now != logged && !forgotten && only.is_none_or(|only| now == Some(only) || logged == Some(only)) {
                 changes.insert(at.clone(), now);
             }
@@ -160,7 +203,7 @@ impl Volume {
             }
         }
         if only.is_none() {
-            self.tree.logged();
+            self.tree.logged(left);
         }
         if group.is_empty() {
             return Ok(());

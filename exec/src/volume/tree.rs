@@ -143,9 +143,9 @@ impl Tree {
         &self.touched
     }
 
-    /// The log has all names as they are.
-    pub(crate) fn logged(&mut self) {
-        self.touched.clear();
+    /// The log has all names as they are, but for those that are left.
+    pub(crate) fn logged(&mut self, left: BTreeSet<At>) {
+        self.touched = left;
     }
 
     pub(crate) fn take_unsure(&mut self) -> BTreeSet<At> {

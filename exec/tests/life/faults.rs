@@ -69,6 +69,80 @@ fn a_file_that_cannot_be_followed_replaces_none() {
     assert_eq!(place.read("stdout"), "old");
 }
 
+/// `new` is larger than `--scan-max` and never synced, and takes the name of a file that the log has.
+const REPLACED: &str = r#"
+import errno, os
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+def sync(path):
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        print("confirmed", flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    os.close(file)
+
+write("volume/file", b"old")
+write("volume/other", b"other")
+BEFORE
+sync("volume")
+write("volume/new", os.urandom(3_000_000))
+os.rename("volume/new", "volume/file")
+sync("volume")
+sync("volume")
+sync("volume/other")
+AFTER
+os.kill(os.getpid(), 9)
+"#;
+
+/// Returns what the syncs said, and what a shell command shows of the volume beside the next one.
+fn after_a_replacement(before: &str, after: &str, command: &str) -> (String, String) {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = REPLACED.replace("BEFORE", before).replace("AFTER", after);
+    let (code, said) = place.run_python(&sidecar, &["--scan-max", "2097152"], &script);
+    assert_eq!(code, KILLED, "{said}");
+    assert!(place.run(&sidecar, &[], command).wait().success());
+    (said.replace('\n', " "), place.read("stdout").replace('\n', " "))
+}
+
+const REFUSED_TWICE: &str = "confirmed confirmed EIO EIO confirmed ";
+
+#[test]
+fn a_rename_that_is_held_back_is_never_confirmed() {
+    let (said, left) = after_a_replacement("sync('volume/file')", "", "cat volume/file; echo; ls volume");
+    assert_eq!((said.as_str(), left.as_str()), (REFUSED_TWICE, "old file other "));
+}
+
+#[test]
+fn names_are_confirmed_once_the_one_held_back_is_gone() {
+    let after = "os.unlink('volume/file')\nsync('volume')";
+    let (said, left) = after_a_replacement("sync('volume/file')", after, "ls volume");
+    assert_eq!((said, left.as_str()), (format!("{REFUSED_TWICE}confirmed "), "other "));
+}
+
+/// The log has it as an empty file: it was synced under its first name before it had bytes.
+#[test]
+fn a_file_that_cannot_be_followed_keeps_its_first_name() {
+    let before = "sync('volume/file')\nwrite('volume/new', b'')";
+    let (said, left) = after_a_replacement(before, "", "cat volume/file; echo; ls volume; wc -c <volume/new");
+    assert_eq!((said.as_str(), left.as_str()), (REFUSED_TWICE, "old file new other 0 "));
+}
+
+/// The new file has a directory's name: the log must not have that directory twice.
+#[test]
+fn a_name_held_back_was_that_of_a_directory() {
+    let before = "sync('volume/file')\nos.mkdir('volume/folder')";
+    let after = "os.rename('volume/folder', 'volume/moved')\nos.rename('volume/file', 'volume/folder')\n\
+                 sync('volume')\nwrite('volume/moved/inner', b'')\nsync('volume/moved/inner')\nsync('volume/moved/inner')";
+    let (said, left) = after_a_replacement(before, after, "ls volume; ls volume/moved");
+    assert_eq!((said, left.as_str()), (format!("{REFUSED_TWICE}EIO EIO confirmed "), "moved other inner "));
+}
+
 /// A child goes on with the descriptor of its parent: nothing of the file has to be compared again.
 const CHILD: &str = r#"
 import os, time
