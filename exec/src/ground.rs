@@ -17,6 +17,9 @@ use crate::readiness::Readiness;
 /// Names the directory that may be emptied.
 const MARK: &str = "directory";
 
+/// In the mark of a directory that was empty and has not been filled from a log.
+const EMPTY: &str = "empty";
+
 /// The directory, and the folder of ours beside it.
 pub(crate) struct Ground {
     pub(crate) directory: PathBuf,
@@ -44,8 +47,8 @@ impl Ground {
 
         let mut ground = Ground { directory, root, own, lock, foreign: false };
         // Another directory of the same name is not ours.
-        let is_marked = ground.mark_of_log()?.is_some();
-        ground.foreign = !is_marked && ground.has_files()?;
+        let is_filled = ground.mark_of_log()?.is_some_and(|log| log != EMPTY);
+        ground.foreign = !is_filled && ground.has_files()?;
         ensure!(
             !ground.foreign || import,
             "--dir {} has files, and nothing says that tailwind-exec has put them there: empty it; or, to take them into a \
@@ -54,8 +57,8 @@ impl Ground {
         );
         // What an earlier process has left is not so any more.
         ground.tell(Readiness::Starts)?;
-        if !is_marked && !ground.foreign {
-            ground.mark(History::UNKNOWN)?;
+        if !is_filled && !ground.foreign {
+            ground.mark_as(EMPTY)?;
         }
         Ok(ground)
     }
@@ -69,7 +72,11 @@ impl Ground {
     /// From now on the directory has nothing but what this log has, and may be emptied for it.
     pub(crate) fn mark(&mut self, history: History) -> Result<()> {
         self.foreign = false;
-        self.write_mark(&format!("{} {}", self.identity()?, log_of(history)))
+        self.mark_as(&log_of(history))
+    }
+
+    fn mark_as(&self, log: &str) -> Result<()> {
+        self.write_mark(&format!("{} {log}", self.identity()?))
     }
 
     /// The directory has files that the log does not have: until the log has all of them, nobody may remove them.
@@ -83,7 +90,7 @@ impl Ground {
         self.own.keep(MARK)
     }
 
-    /// The log that the directory was filled from, by the mark. `None` if this directory is not marked.
+    /// The log that the directory was filled from, by the mark, or [`EMPTY`]. `None` if this directory is not marked.
     fn mark_of_log(&self) -> Result<Option<String>> {
         let mark = self.own.read(MARK).unwrap_or_default();
         let identity = self.identity()?;
@@ -115,6 +122,11 @@ impl Ground {
         if self.has_files()? {
             let (marked, now, unknown) =
                 (self.mark_of_log()?.unwrap_or_default(), log_of(history), log_of(History::UNKNOWN));
+            ensure!(
+                marked != EMPTY,
+                "--dir {} was empty at the start and has files now that are not the log's: move them away",
+                self.directory.display(),
+            );
             ensure!(
                 marked == now || marked == unknown || now == unknown,
                 "--dir {} has files of another log, maybe the last copy of them: move them away, or remove \

@@ -1,9 +1,13 @@
 //! A directory that has files already: they go into an empty log, and a log that has files does not go over them.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sidecar::Sidecar;
-use crate::{Place, Running};
+use crate::{Place, Running, wait_until};
 
 /// A volume with a file, of which no log knows.
 fn place_with_file() -> Place {
@@ -121,4 +125,47 @@ fn files_of_an_earlier_log_are_not_removed_for_another_one() {
     }
     assert!(place.run(&first, &[], "true").wait().success());
     assert_eq!(place.read("volume/file"), "mine");
+}
+
+/// Waits at a socket that nobody serves yet, and has claimed its empty directory.
+fn start_alone(place: &Place, socket: &Path) -> Running {
+    let mut command = place.exec(&[]);
+    command.arg("--socket").arg(socket).args(["--", "true"]);
+    let running = Running { child: command.spawn().unwrap() };
+    wait_until("the mark", || !place.read(".tailwind-exec/directory").is_empty());
+    running
+}
+
+/// An empty directory is marked at the start. That says nothing of files that come later.
+#[test]
+fn files_that_came_after_a_fruitless_start_are_not_removed() {
+    let first = Place::new();
+    let sidecar = Sidecar::start(first.path());
+    assert!(first.run(&sidecar, &[], "echo log >volume/file").wait().success());
+    let place = Place::new();
+    let mut waiting = start_alone(&place, Path::new("nobody.sock"));
+    kill_process(Pid::from_child(&waiting.child), Signal::TERM).unwrap();
+    assert!(waiting.wait().success());
+    fs::write(place.volume().join("file"), "restored").unwrap();
+    for (options, said) in [(&[][..], "give --import"), (&["--import"], "leave out --import")] {
+        assert_eq!(place.run(&sidecar, options, "true").wait().code(), Some(1));
+        assert!(place.read("stderr").contains(said), "{}", place.read("stderr"));
+        assert_eq!(place.read("volume/file"), "restored");
+    }
+}
+
+/// Nor are those that come before the sidecar does.
+#[test]
+fn files_that_come_after_the_start_are_not_removed() {
+    let first = Place::new();
+    let sidecar = Sidecar::start(first.path());
+    assert!(first.run(&sidecar, &[], "echo log >volume/file").wait().success());
+    let place = Place::new();
+    let socket = place.path().join("late.sock");
+    let mut waiting = start_alone(&place, &socket);
+    fs::write(place.volume().join("file"), "restored").unwrap();
+    symlink(sidecar.socket(), &socket).unwrap();
+    assert_eq!(waiting.wait().code(), Some(1));
+    assert!(place.read("stderr").contains("was empty at the start"), "{}", place.read("stderr"));
+    assert_eq!(place.read("volume/file"), "restored");
 }
