@@ -322,12 +322,15 @@ impl Volume {
             }
             Call::Seek { .. } if planted::has(Bug::SeekForgotten) => {}
             Call::Seek { descriptor, target } => {
+                // Before the others, so that whatever is written from here on is behind this or seen by those.
+                let before = self.infos.get(thread.0, descriptor.0);
+                if before.is_some_and(|info| !info.writable) {
+                    // Nobody writes at this position.
+                    return Ok(());
+                }
                 if let Some(number) = self.changes(thread, descriptor)? {
                     self.effects.of(thread, &mut self.infos).stepped.insert(number);
-                    // Before the others, so that whatever is written from here on is behind this or seen by those.
-                    let before = self.infos.get(thread.0, descriptor.0);
-                    let is_shared = before.is_none_or(|info| info.writable) && !proc::is_alone(thread);
-                    let shared = is_shared.then(|| before.map_or(0, |info| info.position));
+                    let shared = (!proc::is_alone(thread)).then(|| before.map_or(0, |info| info.position));
                     self.settle()?;
                     self.uses(thread, descriptor, number);
                     self.advance(number)?;

@@ -24,9 +24,15 @@ const COMPARISONS: usize = 16;
 impl Volume {
     /// Reads the positions of a file's writers. The names are settled.
     pub(super) fn advance(&mut self, number: Number) -> Result<(), Refusal> {
-        // Each sync would walk through /proc, or compare the whole file, for the child of a shell that has long gone.
-        let is_costly =
-            |effect: &Effect| effect.duplicates || effect.truncates || effect.links > 0 || effect.is_opening(number);
+        // Each sync would walk through /proc, or compare most of the file, for the child of a shell that has long gone.
+        let is_costly = |effect: &Effect| {
+            let is_wide = |(of, (_, end)): &(Number, (u64, u64))| *of == number && *end == u64::MAX;
+            let any_file = effect.duplicates || effect.truncates || effect.links > 0;
+            any_file
+                || effect.is_opening(number)
+                || effect.stepped.contains(&number)
+                || effect.ranges.iter().any(is_wide)
+        };
         self.effects.ended(is_costly).into_iter().for_each(|thread| self.stopped(thread));
         let may_have_come =
             self.effects.all().any(|effect| effect.duplicates) || self.links.may_be_elsewhere(self.effects.links());

@@ -173,3 +173,52 @@ fn a_child_may_sync_what_is_too_large_to_be_compared() {
     assert!(place.run(&sidecar, &[], "tail -c 5 volume/file").wait().success());
     assert_eq!(place.read("stdout"), "child");
 }
+
+const SEEKS: &str = r#"
+import os, time
+
+file = os.open("volume/file", os.O_CREAT | os.O_RDWR)
+reader = os.open("volume/file", os.O_RDONLY)
+
+def append():
+    os.write(file, os.urandom(1_000_000))
+    os.fsync(file)
+
+for _ in range(3):
+    append()
+time.sleep(1.2)
+os.fsync(file)
+CALLS
+for _ in range(3):
+    append()
+print("confirmed", flush=True)
+os.kill(os.getpid(), 9)
+"#;
+
+#[test]
+fn a_reader_that_seeks_makes_nothing_doubtful() {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let script = SEEKS.replace("CALLS", "os.lseek(reader, 0, os.SEEK_SET)");
+    let outcome = place.run_python(&sidecar, &["--scan-max", "2097152"], &script);
+    assert_eq!(outcome, (KILLED, "confirmed\n".to_owned()));
+}
+
+/// What a child may have changed is compared once after it has ended; from the second sync on that would be too much.
+fn costs_once(call: &str) {
+    let place = Place::new();
+    let sidecar = Sidecar::start(place.path());
+    let calls = format!("if os.fork() == 0:\n    {call}\n    os._exit(0)\nos.wait()\nos.fsync(file)");
+    let outcome = place.run_python(&sidecar, &["--scan-max", "4194304"], &SEEKS.replace("CALLS", &calls));
+    assert_eq!(outcome, (KILLED, "confirmed\n".to_owned()), "{call}");
+}
+
+#[test]
+fn a_seek_of_a_child_that_has_ended_costs_once() {
+    costs_once("os.lseek(file, 0, os.SEEK_SET); os.lseek(file, 0, os.SEEK_END)");
+}
+
+#[test]
+fn a_write_of_unknown_length_by_an_ended_child_costs_once() {
+    costs_once("os.pwritev(file, [b'child'], 0)");
+}
