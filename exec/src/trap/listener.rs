@@ -48,7 +48,8 @@ impl Listener {
         let mut listener = Listener { descriptor, wakes_at_once: false, refused };
         // The waiting thread is woken on the processor of the thread that wakes it (since Linux 6.6). Older kernels do not know
         // the request, and their wake-ups take longer.
-        listener.wakes_at_once = listener.ioctl(Request::SetFlags(SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)).is_ok();
+        let set = || listener.ioctl(Request::SetFlags(SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP));
+        listener.wakes_at_once = retry_on_intr(set).is_ok();
         listener
     }
 
@@ -117,13 +118,13 @@ impl Listener {
             Answer::Fail(errno) => (-errno.raw_os_error(), 0),
         };
         let response = seccomp_notif_resp { id, val: 0, error, flags };
-        still_there(self.ioctl(Request::Send(&response)), "answer a stopped call")
+        still_there(|| self.ioctl(Request::Send(&response)), "answer a stopped call")
     }
 
     /// Whether the thread still waits for its answer. What was read of it in `/proc` before is its own only if so: numbers of
     /// threads are used again.
     pub fn waits(&self, id: u64) -> io::Result<bool> {
-        still_there(self.ioctl(Request::IsValid(&id)), "look for a stopped call")
+        still_there(|| self.ioctl(Request::IsValid(&id)), "look for a stopped call")
     }
 
     /// Whether a call waits. To receive without one would block.
@@ -160,8 +161,9 @@ enum Request<'a> {
     IsValid(&'a u64),
 }
 
-fn still_there(result: Result<(), Errno>, what: &str) -> io::Result<bool> {
-    match result {
+/// The kernel takes a lock before it does anything, and a signal to this process interrupts that.
+fn still_there(request: impl FnMut() -> Result<(), Errno>, what: &str) -> io::Result<bool> {
+    match retry_on_intr(request) {
         Ok(()) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
         Err(errno) => Err(cannot(what, errno)),
