@@ -16,13 +16,17 @@ use tracing::info;
 use crate::call::Thread;
 use crate::descriptors;
 use crate::trap::{self, Answer, Listener, Refusals, Refused, Settings, Stopped};
-use crate::volume::descendants;
+use crate::volume::{descendants, sleeps_uninterruptibly};
 
 /// Signals that are passed on to the program.
 const PASSED_ON: [Signal; 8] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::WINCH, Signal::CONT];
 /// How long the last descendants may take to die. SIGKILL is certain, but a process that waits for a device ends late.
 const KILL_TIME: Duration = Duration::from_secs(60);
+
+/// How long a thread may take to notice a signal. One that it blocks or ignores it never notices.
+const NOTICE_TIME: Duration = Duration::from_millis(2);
+const NOTICE_PAUSE: Duration = Duration::from_micros(50);
 
 /// How the program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -207,6 +211,15 @@ impl Program {
         }
         for (signal, _) in held {
             info!(signal = signal.as_raw(), "passed a signal on to the program");
+        }
+    }
+
+    /// A call of the first thread is held, and signals were passed on: waits until that thread has noticed, and sleeps on until it
+    /// is answered. Before Linux 6.18 an answer that comes earlier lets the call fail with EINTR.
+    pub fn await_notice(&self) {
+        let deadline = Instant::now() + NOTICE_TIME;
+        while !sleeps_uninterruptibly(self.child.id()) && Instant::now() < deadline {
+            std::thread::sleep(NOTICE_PAUSE);
         }
     }
 

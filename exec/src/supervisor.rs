@@ -212,6 +212,9 @@ impl<'a, L: Log> Supervisor<'a, L> {
         let is_held = self.open.values().any(|thread| self.program.is_first(*thread));
         if is_held || self.program.holds_signals() >= Some(SIGNAL_WAIT) {
             self.program.pass_signals_on();
+            if is_held {
+                self.program.await_notice();
+            }
         }
         Ok(calls)
     }

@@ -37,7 +37,7 @@ use proc::{Identity, Infos};
 use tree::Tree;
 use watch::Watch;
 
-pub(crate) use proc::descendants;
+pub(crate) use proc::{descendants, sleeps_uninterruptibly};
 
 /// What a volume may have.
 #[derive(Clone, Copy, Debug)]

@@ -413,6 +413,11 @@ fn state(process: u32) -> State {
     }
 }
 
+/// Whether only its death or what it waits for wakes the first thread of a process.
+pub(crate) fn sleeps_uninterruptibly(process: u32) -> bool {
+    read_stat(process).is_ok_and(|text| text.is_some_and(|text| text.trim_start().starts_with('D')))
+}
+
 /// A thread of a process that has not ended; one that makes calls, if there is one.
 fn living_thread(process: u32) -> Option<u32> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).ok()?;
