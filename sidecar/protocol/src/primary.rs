@@ -418,8 +418,9 @@ impl Primary {
             return None;
         }
         let to = Offset(end.0.min(from.offset.0.saturating_add(bytes_max)));
+        let barrier = self.posts;
         self.posts.0 += 1;
-        member.post(Position::new(from.segment, to), self.posts, from.segment);
+        member.post(Position::new(from.segment, to), barrier, self.posts, from.segment);
         Some((from.segment, from.offset, to))
     }
 
@@ -437,7 +438,7 @@ impl Primary {
             return None;
         }
         self.posts.0 += 1;
-        member.post(member.posted, self.posts, active);
+        member.post(member.posted, barrier, self.posts, active);
         Some(active)
     }
 

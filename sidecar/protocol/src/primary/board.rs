@@ -172,13 +172,13 @@ impl Primary {
     /// The lines of the present progress, for every board that shows it.
     fn post_boards(&mut self) -> Publication {
         let Board { identity, seed, progress, .. } = &self.board;
-        let (mut seats, mut unnamed) = (0, 0);
+        let (mut seats, mut unnamed, barrier) = (0, 0, self.posts);
         for (index, member) in self.members.iter_mut().enumerate() {
             let Some(member) = member.as_mut().filter(|member| member.shows_progress()) else { continue };
             let lines = if member.board == MemberBoard::Lent { 2 } else { 1 };
             for _ in 0..lines {
                 self.posts.0 += 1;
-                member.post(member.posted, self.posts, NO_SEGMENT);
+                member.post(member.posted, barrier, self.posts, NO_SEGMENT);
             }
             seats |= 1 << index;
             unnamed |= u8::from(lines == 2) << index;

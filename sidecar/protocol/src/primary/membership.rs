@@ -365,7 +365,7 @@ impl Primary {
     }
 
     /// A member counts as lost if for too long it does not lend the next segment, keeps open segments from closing, or
-    /// keeps acks waiting: one slow disk must not stop the group. If too few others are left, it stays.
+    /// keeps acks or barriers waiting: one slow disk must not stop the group. If too few others are left, it stays.
     pub(super) fn drop_stalled_members(&mut self, now: Time, out: &mut Vec<Output>) {
         let slow = self.members_stalling_segments();
         // While nobody has room for the next segment, nobody is slow: when one lends it at last, the others have their time.
@@ -385,6 +385,8 @@ impl Primary {
         if self.ack_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
             self.count_as_lost(slow, out);
         }
+        let slow = self.members_stalling_barriers(now);
+        self.count_as_lost(slow, out);
     }
 
     /// The segment that appends need next.
@@ -422,6 +424,30 @@ impl Primary {
             !m.is_lost() && (unconfirmed || unflushed) && reached(m) <= self.acked
         };
         self.required().filter(holds_up).map(|member| member.seat).collect()
+    }
+
+    /// Members that have confirmed nothing for too long, while enough others have. In an idle group only empty writes and lines
+    /// of boards are in flight: no ack waits for them, but barriers do.
+    fn members_stalling_barriers(&mut self, now: Time) -> Vec<Seat> {
+        let mut slow = Vec::new();
+        for index in 0..self.members.len() {
+            let Some(member) = &self.members[index] else { continue };
+            let unproved = Stall::update(member.unproved, member.last_completed, now, self.stalls_barriers(member));
+            if unproved.is_some_and(|stall| self.is_too_long(stall.since, now)) {
+                slow.push(member.seat);
+            }
+            if let Some(member) = &mut self.members[index] {
+                member.unproved = unproved;
+            }
+        }
+        slow
+    }
+
+    fn stalls_barriers(&self, member: &Member) -> bool {
+        let Some(oldest) = member.in_flight.front() else { return false };
+        let further = self.required().filter(|m| !m.is_lost() && m.last_completed > oldest.barrier).count();
+        let enough = further >= usize::from(self.rules.min_in_sync.max(1));
+        enough && !member.is_lost() && self.is_required(member)
     }
 
     /// A newcomer without progress for twice `open_timeout_ms` is given up: it occupies a seat that a spare could take, and

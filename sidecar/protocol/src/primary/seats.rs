@@ -87,6 +87,8 @@ pub(super) struct Posted {
     /// The member has everything up to here once it completes.
     end: Position,
     number: Post,
+    /// A member that has completed a post after this one has confirmed as much as this post will.
+    pub(super) barrier: Post,
     /// The segment whose buffer it goes to. An empty write goes to the active one, regardless of `end`.
     segment: SegmentId,
 }
@@ -128,6 +130,8 @@ pub(super) struct Member {
     pub(super) last_posted: Post,
     /// Its latest post that has completed.
     pub(super) last_completed: Post,
+    /// Since when it has confirmed nothing while enough others have, and its latest post that has completed.
+    pub(super) unproved: Option<Stall<Post>>,
     /// For a newcomer: since when it has made no progress.
     pub(super) stall: Option<Stall<Progress>>,
     /// Since when a newcomer has lacked a sync alone, and up to where it had synced.
@@ -157,9 +161,9 @@ impl Member {
         self.in_flight.len() + LINES_MAX <= INFLIGHT_MAX
     }
 
-    pub(super) fn post(&mut self, end: Position, number: Post, segment: SegmentId) {
+    pub(super) fn post(&mut self, end: Position, barrier: Post, number: Post, segment: SegmentId) {
         (self.posted, self.last_posted) = (end, number);
-        self.in_flight.push_back(Posted { end, number, segment });
+        self.in_flight.push_back(Posted { end, number, barrier, segment });
     }
 
     /// True when no write to this segment's buffer is in flight: a write to a buffer that is no longer lent breaks the
@@ -225,6 +229,7 @@ impl Primary {
             in_flight: VecDeque::with_capacity(INFLIGHT_MAX),
             last_posted: Post::default(),
             last_completed: Post::default(),
+            unproved: None,
             stall: None,
             unsynced: None,
             damage: Damage::default(),

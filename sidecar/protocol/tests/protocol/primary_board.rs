@@ -216,6 +216,29 @@ fn the_beat_waits_for_every_member_of_the_set() {
     assert_eq!(group.posted[2], posted + 1);
 }
 
+/// Lines are all that is in flight. The beat stands still, and so does every reader that waits for it.
+#[test]
+fn idle_member_that_confirms_no_line_is_dropped() {
+    for slow in 0..3 {
+        let mut group = Group::new(3);
+        group.append(1, 200);
+        assert!(group.publish());
+        let lost_at = |group: &mut Group, millis: u64| {
+            let mut out = Vec::new();
+            group.primary.step(Time(millis), Input::Tick, &mut out);
+            out.into_iter().filter(|output| matches!(output, Output::Disconnect(_))).collect::<Vec<_>>()
+        };
+        assert_eq!(lost_at(&mut group, 0), []);
+        assert_eq!(lost_at(&mut group, 5000), [], "no other member has confirmed more");
+        (0..3).filter(|index| *index != slow).for_each(|index| group.complete(index));
+        assert_eq!(lost_at(&mut group, 5000), []);
+        assert_eq!(lost_at(&mut group, 5900), []);
+        assert_eq!(lost_at(&mut group, 6000), [Output::Disconnect(group.seats[slow])]);
+        group.step(Input::Swapped(SwapOutcome::Applied));
+        assert!(group.publish_after(BEAT_INTERVAL), "the beat grows");
+    }
+}
+
 #[test]
 fn nothing_follows_from_a_line_that_has_completed() {
     let mut group = Group::new(1);

@@ -8,7 +8,7 @@ use tailwind_protocol::config::{Configuration, Durability, MemberRef, Stamp, Swa
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{
-    INFLIGHT_MAX, Input, LINES_MAX, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat, StepDown,
+    INFLIGHT_MAX, Input, LINES_MAX, Output, Post, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat, StepDown,
 };
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory};
@@ -592,6 +592,51 @@ fn no_member_is_dropped_if_too_few_others_confirm() {
     wait(&mut fixture, 5000, &[]);
     assert_eq!(fixture.lost, [], "idle is not slow");
     assert_eq!(fixture.primary.acked(), first(144));
+}
+
+/// Three members that have confirmed an append, each with an empty write in flight, and the barrier that these are for.
+fn probed(min_in_sync: u8) -> (Fixture, [MemberId; 3], Post) {
+    let mut fixture = Fixture::start_with(3, Rules { min_in_sync, ..rules(3) });
+    let ids = [member(1).id, member(2).id, member(3).id];
+    complete_everywhere(&mut fixture, &ids, 144);
+    let barrier = fixture.primary.barrier();
+    for id in &ids {
+        assert!(fixture.primary.probe(usize::from(fixture.seats[id].index), barrier).is_some());
+    }
+    (fixture, ids, barrier)
+}
+
+/// Otherwise no barrier would pass until somebody appends.
+#[test]
+fn idle_member_that_confirms_no_barrier_is_dropped() {
+    for slow in 0..3 {
+        let (mut fixture, ids, barrier) = probed(1);
+        wait(&mut fixture, 5000, &[]);
+        assert_eq!(fixture.lost, [], "no other member has confirmed more");
+        for id in ids.iter().filter(|id| **id != ids[slow]) {
+            fixture.complete(id, 1);
+        }
+        wait(&mut fixture, 1000, &[]);
+        assert_eq!((fixture.lost.as_slice(), fixture.primary.passed(barrier)), (&[][..], false));
+        wait(&mut fixture, 200, &[]);
+        assert_eq!(fixture.lost, std::slice::from_ref(&ids[slow]));
+        fixture.step(Input::Swapped(SwapOutcome::Applied));
+        assert!(fixture.primary.passed(barrier));
+    }
+}
+
+#[test]
+fn idle_member_stays_if_too_few_others_confirm() {
+    let (mut fixture, ids, barrier) = probed(2);
+    fixture.complete(&ids[0], 1);
+    wait(&mut fixture, 5000, &[]);
+    assert_eq!(fixture.lost, []);
+    fixture.complete(&ids[1], 1);
+    wait(&mut fixture, 1000, &[]);
+    assert_eq!(fixture.lost, [], "its time begins when enough others have confirmed");
+    fixture.complete(&ids[2], 1);
+    wait(&mut fixture, 5000, &[]);
+    assert_eq!((fixture.lost.as_slice(), fixture.primary.passed(barrier)), (&[][..], true));
 }
 
 /// The log could not be recovered from it alone: what it drops lies where the log was trimmed.
