@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
-use crate::layout::{SEGMENT_MAX, SegmentSize};
+use crate::layout::{FIRST_LSN_MAX, SEGMENT_MAX, SegmentSize};
 
 /// Bytes of a line: what a card places at once, mostly.
 pub const LINE_SIZE: usize = 64;
@@ -140,6 +140,8 @@ impl Progress {
         };
         let possible = (SegmentId(1)..=SEGMENT_MAX).contains(&progress.end.segment)
             && progress.end.offset.0 <= of.segment_size.bytes()
+            && progress.beat <= BEAT_MAX
+            && progress.acked <= FIRST_LSN_MAX
             && progress.first.0 >= 1
             && progress.first.0 - 1 <= progress.acked.0;
         (possible && progress.encode(of) == *line).then_some(progress)
@@ -168,6 +170,8 @@ fn u32_at(line: &Line, at: usize) -> u32 {
     u32::from_le_bytes([line[at], line[at + 1], line[at + 2], line[at + 3]])
 }
 
+/// Beats that are believed: so many will never be, and sums with them cannot overflow.
+const BEAT_MAX: u64 = u64::MAX / 2;
 /// Growths of the beat that prove something: see [`Freshness`].
 pub const BEATS: u64 = 3;
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tailwind_protocol::board::{BoardIdentity, LINE_SIZE, Line, Progress, decode};
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
-use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::layout::{FIRST_LSN_MAX, SegmentSize};
 
 fn identity() -> BoardIdentity {
     BoardIdentity {
@@ -77,6 +77,12 @@ fn what_is_impossible_is_not_believed() {
     assert_eq!(seen(good), Some(good), "all was trimmed");
     assert_eq!(seen(Progress { first: Lsn(11), ..good }), None, "a gap");
     assert_eq!(seen(Progress { first: Lsn(0), ..good }), None, "records count from 1");
+    let last = Progress { acked: FIRST_LSN_MAX, beat: u64::MAX / 2, ..good };
+    assert_eq!(seen(last), Some(last));
+    for acked in [FIRST_LSN_MAX.next(), Lsn(u64::MAX)] {
+        assert_eq!(seen(Progress { acked, ..last }), None, "no log has so many records");
+    }
+    assert_eq!(seen(Progress { beat: u64::MAX / 2 + 1, ..last }), None);
     assert_eq!(seen(Progress { end: Position::new(SegmentId(0), Offset(0)), ..good }), None);
     assert_eq!(seen(Progress { end: Position::new(SegmentId(u64::MAX), Offset(0)), ..good }), None);
     let beyond = Offset(SegmentSize::DEFAULT.bytes() + 1);
@@ -85,9 +91,10 @@ fn what_is_impossible_is_not_believed() {
 }
 
 fn any_progress() -> impl Strategy<Value = Progress> {
-    let numbers = (any::<u64>(), any::<u64>(), 1..u64::MAX / 2, 0..=SegmentSize::DEFAULT.bytes(), any::<u64>());
+    let half = || 0..=u64::MAX / 2;
+    let numbers = (half(), half(), 1..u64::MAX / 2, 0..=SegmentSize::DEFAULT.bytes(), any::<u64>());
     numbers.prop_flat_map(|(beat, acked, segment, offset, version)| {
-        (1..=acked.saturating_add(1)).prop_map(move |first| Progress {
+        (1..=acked + 1).prop_map(move |first| Progress {
             beat,
             acked: Lsn(acked),
             end: Position::new(SegmentId(segment), Offset(offset)),

@@ -749,6 +749,18 @@ fn a_trimmed_record_ends_it() {
     assert_eq!(scene.follower.wake_at(), None);
 }
 
+/// The number after it would be 0, so that no record would be wanted, and the follow would wait for one.
+#[test]
+fn leaves_a_board_that_names_an_impossible_record() {
+    let logs = segments(&[9, 4]);
+    let mut member = Member::new(1, vec![on_disk(&logs[0]), open(&logs[1])]);
+    member.progress.acked = Lsn(u64::MAX);
+    let mut scene = Scene::new(1, 4096, vec![member]);
+    scene.pass(STALE_AFTER + BEAT);
+    assert_eq!((scene.fetched.as_slice(), scene.shown.len()), (&[][..], 0));
+    assert_eq!(scene.left, ["its board shows nothing"]);
+}
+
 #[test]
 fn begins_with_the_first_record_that_there_is() {
     let logs = segments(&[10, 10]);

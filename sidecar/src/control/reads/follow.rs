@@ -201,8 +201,9 @@ impl Following<'_, '_> {
         let then = wanted.end..read.until;
         let upcoming = machine.upcoming().filter_map(|(identity, closure)| Part::new(identity, closure, &then));
         let wanted = wanted.start..wanted.end.min(read.until);
-        if let Some(first) = Part::new(identity, closure, &wanted) {
-            visit.fetch(read.ahead.fetch(read.context, sources, read.client.request, first, upcoming));
+        match Part::new(identity, closure, &wanted) {
+            Some(first) => visit.fetch(read.ahead.fetch(read.context, sources, read.client.request, first, upcoming)),
+            None => visit.fail_to_fetch(format!("it has no record of segment {} that is wanted", identity.segment)),
         }
     }
 

@@ -121,6 +121,11 @@ impl MemberVisit {
         self.calls.spawn(async move { Answer::Fetched(fetch.done().await) });
     }
 
+    /// There is nothing to fetch.
+    pub(super) fn fail_to_fetch(&mut self, why: String) {
+        self.calls.spawn(async move { Answer::Fetched(Err(why)) });
+    }
+
     /// Lets the member know that there still is a reader, if it is time for it.
     pub(super) fn give_sign_of_life(&mut self, now: Instant) {
         if self.sign_due().is_some_and(|due| due <= now) {
