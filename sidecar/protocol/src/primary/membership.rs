@@ -108,7 +108,7 @@ impl Primary {
     }
 
     fn step_down_short(&mut self, out: &mut Vec<Output>) {
-        let (left, needed) = (self.left() as u8, self.rules.min_in_sync.max(1));
+        let (left, needed) = (self.left() as u8, self.needed() as u8);
         self.step_down(StepDown::TooFewMembers { left, needed }, out);
     }
 

@@ -804,6 +804,18 @@ fn primary_with_too_few_members_waits_before_stepping_down() {
     assert!(fixture.over, "another sidecar may reach it");
 }
 
+/// More are wanted than the set has. A sidecar that reaches the whole set must not take itself to be cut off.
+#[test]
+fn primary_needs_no_more_members_than_the_set_has() {
+    let mut fixture = Fixture::start_with(2, Rules { min_in_sync: 3, ..rules(3) });
+    let mut out = Vec::new();
+    for number in [1, 2] {
+        fixture.primary.step(fixture.now, Input::Lost(fixture.seats[&member(number).id]), &mut out);
+    }
+    let why = out.iter().find(|output| matches!(output, Output::StepDown(_)));
+    assert_eq!(why, Some(&Output::StepDown(StepDown::TooFewMembers { left: 0, needed: 2 })));
+}
+
 #[test]
 fn returned_member_with_its_memory_ends_the_wait() {
     let mut fixture = short();
