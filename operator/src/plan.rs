@@ -246,7 +246,7 @@ fn budget(state: &GroupState<'_>, exit: Exit, backups: u8) -> Option<Owned> {
     let Observed { group, server, .. } = state.observed;
     let has_log = state.observed.log().is_some_and(|log| !log.members.is_empty());
     let had_log = || own_budget(state.observed).is_some() && licence::is_any_silent(state);
-    let is_forgotten = licence::is_forgotten(state.observed) || !has_log && had_log();
+    let is_forgotten = licence::forgotten(state.observed).is_some() || !has_log && had_log();
     if !group.spec.disruption_budget || !has_log && !is_forgotten {
         return None;
     }

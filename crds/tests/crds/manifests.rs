@@ -325,6 +325,17 @@ fn a_log_is_deleted_only_on_confirmation() {
     assert!(allows(group(confirmed("orders"), log()), alive()));
     assert!(allows(group(Value::Null, Value::Null), alive()), "never started");
     assert!(allows(group(Value::Null, serde_json::json!({"phase": "Pending"})), alive()), "never had a log");
+    let conditions = |reason: &str| {
+        let condition =
+            |kind: &str, reason: &str| serde_json::json!({"type": kind, "status": "False", "reason": reason});
+        let conditions = [condition("Ready", "Paused"), condition("FailoverSafe", reason)];
+        serde_json::json!({"phase": "Paused", "conditions": conditions})
+    };
+    assert!(allows(group(Value::Null, conditions("NoLog")), alive()), "never had a log");
+    let emptied = || conditions("ConfigStoreEmpty");
+    assert!(!allows(group(Value::Null, emptied()), alive()), "a backup holds a log");
+    assert!(allows(group(confirmed("orders"), emptied()), alive()));
     let ending = serde_json::json!({"metadata": {"name": "shop", "deletionTimestamp": "2026-06-01T11:59:00Z"}});
+    assert!(allows(group(Value::Null, emptied()), ending.clone()), "its namespace goes");
     assert!(allows(group(Value::Null, log()), ending), "its namespace goes");
 }

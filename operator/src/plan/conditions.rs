@@ -18,7 +18,7 @@ use super::backups::BackupPlan;
 use super::candidate::{Candidate, candidate};
 use super::count::Count;
 use super::group_state::GroupState;
-use super::phase::PhaseReason;
+use super::phase::{PhaseReason, config_store_empty};
 use super::primary::{Primary, Standby, standby};
 use super::readers::SHOWN_MAX;
 use super::rollout::Rollout;
@@ -106,6 +106,9 @@ fn condition<A: Answer>(observed: &Observed, answer: &A) -> Condition {
 }
 
 fn ready(state: &GroupState<'_>, phase: Phase, reason: &PhaseReason) -> Ready {
+    if let Some(reason) = config_store_empty(state).filter(|_| phase == Phase::Unavailable) {
+        return Ready::ConfigStoreEmpty(reason);
+    }
     let waits = matches!(phase, Phase::WaitingForApp | Phase::Unavailable);
     if let Some(candidate) = candidate(state).filter(|_| waits) {
         return promotion_waits(state, candidate);
@@ -138,7 +141,7 @@ fn promotion_waits(state: &GroupState<'_>, candidate: Candidate) -> Ready {
             let before = || state.before()?.positions;
             Ready::WaitsForEvidence(candidate, log_id(), Acked(state.observed.positions.or_else(before)))
         }
-        WaitsFor::ForgottenLog => Ready::ConfigStoreEmpty(candidate),
+        WaitsFor::ForgottenLog => Ready::ConfigStoreEmpty(PhaseReason::CandidateWaits(candidate)),
         WaitsFor::NewerConfigStore => Ready::ConfigStoreWentBack(candidate, log_id()),
     }
 }
@@ -218,7 +221,9 @@ fn degraded(
 }
 
 fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
-    let Some(log) = state.observed.log() else { return FailoverSafe::NoLog };
+    let Some(log) = state.observed.log() else {
+        return if config_store_empty(state).is_some() { FailoverSafe::ConfigStoreEmpty } else { FailoverSafe::NoLog };
+    };
     if state.observed.group.spec.fenced {
         return FailoverSafe::Fenced;
     }

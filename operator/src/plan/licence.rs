@@ -420,21 +420,44 @@ pub(crate) fn proves(observed: &Observed, backup: &BackupPod) -> bool {
     member.zip(observed.reports.get(&backup.name)).is_some_and(|(member, report)| prove(log, member, report).is_ok())
 }
 
-/// Whether the config store knows of no log, and a backup holds one, or was in the set of one.
-pub(crate) fn is_forgotten(observed: &Observed) -> bool {
-    observed.log().is_none() && without_log(observed, None).is_err()
+/// What shows that a config store which knows of no log was emptied: a backup holds one, or was in the set of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Forgotten {
+    backup: String,
+    log: Option<String>,
+}
+
+impl fmt::Display for Forgotten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Forgotten { backup, log } = self;
+        match log {
+            Some(log) => write!(f, "status.log is empty, but {backup} holds a copy of log {log}"),
+            None => write!(f, "status.log is empty, but {backup} was in the set of a log"),
+        }
+    }
+}
+
+/// Looks for that.
+pub(crate) fn forgotten(observed: &Observed) -> Option<Forgotten> {
+    if observed.log().is_some() {
+        return None;
+    }
+    let held = |(backup, report): (&String, &Result<BackupReport, String>)| {
+        Some(Forgotten { backup: backup.clone(), log: Some(report.as_ref().ok()?.log.clone()?) })
+    };
+    let was_member = || observed.backups.iter().find(|pod| was_member(pod));
+    let of_set = || was_member().map(|pod| Forgotten { backup: pod.name_any(), log: None });
+    observed.reports.iter().find_map(held).or_else(of_set)
 }
 
 /// A config store that knows of no log may have been emptied.
 fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Withheld> {
-    let reported = || observed.reports.values().flatten().find_map(|report| report.log.clone());
-    if let Some(log) = own.cloned().or_else(reported) {
-        return Err(Withheld::ForgottenLog(log));
+    match (own, forgotten(observed)) {
+        (Some(log), _) => Err(Withheld::ForgottenLog(log.clone())),
+        (None, Some(Forgotten { log: Some(log), .. })) => Err(Withheld::ForgottenLog(log)),
+        (None, Some(Forgotten { log: None, .. })) => Err(Withheld::WasMember),
+        (None, None) => Ok(Licence(Evidence::NoLog)),
     }
-    if observed.backups.iter().any(was_member) {
-        return Err(Withheld::WasMember);
-    }
-    Ok(Licence(Evidence::NoLog))
 }
 
 /// What a member has, all others of the set have as well if they are whole. As many have to be left as an append needs.

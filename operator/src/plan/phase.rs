@@ -13,6 +13,7 @@ use tailwind_report::verdict::why_copies_are_missing;
 use super::candidate::{Candidate, candidate};
 use super::count::Count;
 use super::group_state::GroupState;
+use super::licence::{Forgotten, forgotten};
 use super::primary::{Leading, Primary};
 use super::trouble::NoReport;
 
@@ -32,6 +33,7 @@ pub(crate) enum PhaseReason {
         floor: usize,
     },
     CandidateWaits(Candidate),
+    ConfigStoreEmpty(Forgotten),
     BackupsStarting {
         ready: usize,
         wanted: usize,
@@ -86,6 +88,7 @@ impl fmt::Display for PhaseReason {
                  minInSync {floor}: look for the others, or restore them, before you set it to false"
             ),
             PhaseReason::CandidateWaits(candidate) => candidate.fmt(f),
+            PhaseReason::ConfigStoreEmpty(forgotten) => forgotten.fmt(f),
             PhaseReason::BackupsStarting { ready, wanted } => write!(f, "{ready} of {wanted} backups are ready"),
             PhaseReason::NoApp(group) => write!(
                 f,
@@ -141,13 +144,13 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
             claims => (Phase::Hibernated, PhaseReason::Hibernates(Count(claims, "claim"))),
         };
     }
+    if let Some(reason) = config_store_empty(state) {
+        return (Phase::Unavailable, reason);
+    }
     let candidate = candidate(state);
     let Some(log) = state.observed.log() else {
         let ready = state.alive().filter(|backup| backup.ready).count();
         return match candidate {
-            Some(candidate) if candidate.what == WaitsFor::ForgottenLog => {
-                (Phase::Unavailable, PhaseReason::CandidateWaits(candidate))
-            }
             _ if ready < wanted => (Phase::Pending, PhaseReason::BackupsStarting { ready, wanted }),
             Some(candidate) => (Phase::WaitingForApp, PhaseReason::CandidateWaits(candidate)),
             None if app == 0 => (Phase::WaitingForApp, PhaseReason::NoApp(group.name_any())),
@@ -182,6 +185,14 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
         return (Phase::Degraded, PhaseReason::FewerCopies { copies, wanted, why });
     }
     (Phase::Ready, PhaseReason::AllCopies(pod, Count(copies, "copy")))
+}
+
+/// What shows that there is a log, although the config store knows of none: a candidate's own words, or else what is known of the
+/// backups, since the app may be gone.
+pub(crate) fn config_store_empty(state: &GroupState<'_>) -> Option<PhaseReason> {
+    let candidate = candidate(state).filter(|candidate| candidate.what == WaitsFor::ForgottenLog);
+    let forgotten = || forgotten(state.observed).map(PhaseReason::ConfigStoreEmpty);
+    candidate.map(PhaseReason::CandidateWaits).or_else(forgotten)
 }
 
 /// Why it is unknown whether this primary can append.

@@ -21,6 +21,7 @@ condition! {
 #[derive(Debug, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum FailoverSafe {
     NoLog,
+    ConfigStoreEmpty,
     Fenced,
     NoCopy,
     NoStandby,
@@ -41,6 +42,9 @@ impl fmt::Display for FailoverSafe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FailoverSafe::NoLog => f.write_str("there is no log yet"),
+            FailoverSafe::ConfigStoreEmpty => {
+                f.write_str("there is a log, and status.log is empty: nobody takes over until it is put back")
+            }
             FailoverSafe::Fenced => f.write_str("nobody takes over while the group is fenced"),
             FailoverSafe::NoCopy => {
                 f.write_str("no member's pod is working: the log cannot be read until one comes back")

@@ -40,7 +40,7 @@ pub(crate) enum Ready {
     WaitsForBackups(Candidate),
     WaitsForMembers(Candidate),
     WaitsForEvidence(Candidate, String, Acked),
-    ConfigStoreEmpty(Candidate),
+    ConfigStoreEmpty(PhaseReason),
     ConfigStoreWentBack(Candidate, String),
 }
 
@@ -79,8 +79,8 @@ impl fmt::Display for Ready {
                  administrator ends the wait with spec.acceptLossUpTo: {log}/LSN, where LSN is the last record that \
                  must be there; later records may be lost ({acked}). See TailwindMemberDamaged"
             ),
-            Ready::ConfigStoreEmpty(candidate) => {
-                write!(f, "{candidate}. Put status.log back, and delete no backup: see TailwindConfigStoreWentBack")
+            Ready::ConfigStoreEmpty(reason) => {
+                write!(f, "{reason}. Put status.log back, and delete no backup: see TailwindConfigStoreWentBack")
             }
             Ready::ConfigStoreWentBack(candidate, log) => write!(
                 f,
