@@ -250,7 +250,7 @@ fn budget(state: &GroupState<'_>, exit: Exit, backups: u8) -> Option<Owned> {
     if !group.spec.disruption_budget || !has_log && !is_forgotten {
         return None;
     }
-    let exit = if is_forgotten { Exit::Never } else { exit };
+    let exit = if is_forgotten || licence::went_back(state.observed) { Exit::Never } else { exit };
     let before = own_budget(state.observed).filter(|_| licence::is_any_unasked(state));
     let before = before.and_then(|budget| disruption::stays(&budget.object));
     let spec = ReplicaGroupSpec { backups, ..group.spec.clone() };

@@ -40,6 +40,8 @@ pub enum Bug {
     LeavesPolicyOpen,
     /// What is stored counts as what was written.
     TrustsAdmission,
+    /// The set of a config store that went back counts as the one that holds the log.
+    BelievesOldStore,
 }
 
 #[cfg(feature = "planted-bugs")]

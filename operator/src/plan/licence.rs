@@ -71,6 +71,7 @@ pub(crate) enum Withheld {
     Unreported(NoReport),
     Quarantined(Count),
     ForgottenLog(String),
+    StoreWentBack(LaterEpoch),
     #[default]
     WasMember,
     NoClaim,
@@ -92,6 +93,7 @@ impl fmt::Display for Withheld {
             Withheld::ForgottenLog(log) => {
                 write!(f, "it holds a copy of log {log}, which the config store does not know")
             }
+            Withheld::StoreWentBack(later) => later.fmt(f),
             Withheld::WasMember => f.write_str("it was in the set of a log that the config store does not know"),
             Withheld::NoClaim => f.write_str(
                 "its files are on no claim: the group hibernates once those of every backup are. Let the app run \
@@ -110,6 +112,40 @@ impl Withheld {
     pub(crate) fn is_brief(&self) -> bool {
         matches!(self, Withheld::Unreported(NoReport::NotAsked))
     }
+}
+
+/// What shows that the config store was restored from an older copy: a backup has promised a later epoch. What the store names as the
+/// set may lack everything since then, and whoever holds that may be outside of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LaterEpoch {
+    backup: String,
+    promised: u64,
+    stored: u64,
+}
+
+impl fmt::Display for LaterEpoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LaterEpoch { backup, promised, stored } = self;
+        write!(
+            f,
+            "{backup} has promised epoch {promised}, and the config store is at epoch {stored}, so it was restored from \
+             an older copy. Put the newer status.log back, and delete no backup: see TailwindConfigStoreWentBack"
+        )
+    }
+}
+
+/// Looks for that in these reports. An epoch is stored before any backup is asked to promise it.
+fn later_epoch(log: &LogStatus, reports: &BTreeMap<String, Result<BackupReport, String>>) -> Option<LaterEpoch> {
+    let reports = reports.iter().filter_map(|(backup, report)| Some((backup, report.as_ref().ok()?)));
+    let mut of_log = reports.filter(|(_, report)| report.log.as_ref() == Some(&log.id));
+    let (backup, report) = of_log.find(|(_, report)| report.epoch > log.epoch)?;
+    let found = LaterEpoch { backup: backup.clone(), promised: report.epoch, stored: log.epoch };
+    (!planted::has(Bug::BelievesOldStore)).then_some(found)
+}
+
+/// Whether the config store was restored from an older copy, as far as backups report.
+pub(crate) fn went_back(observed: &Observed) -> bool {
+    observed.log().is_some_and(|log| later_epoch(log, &observed.reports).is_some())
 }
 
 /// Members that do not prove that they hold the log, each with the reason.
@@ -201,7 +237,14 @@ impl Look {
         }
     }
 
-    /// Whether the one that leaves keeps nothing in quarantine, if it answers. One that is in no set and not ready had not been asked.
+    /// Whether nobody who is asked has promised a later epoch than the log had when it was seen.
+    fn is_current(&self, seen: &Observed) -> Result<(), String> {
+        let later = seen.log().and_then(|log| later_epoch(log, &self.reports));
+        later.map_or(Ok(()), |later| Err(later.to_string()))
+    }
+
+    /// Whether the one that leaves keeps nothing in quarantine, if it answers. One that is in no set and not ready may not have answered
+    /// before.
     fn keeps_nothing(&self, leaver: &str) -> Result<(), String> {
         match self.reports.get(leaver) {
             Some(Ok(report)) if report.quarantined != Some(0) => {
@@ -282,7 +325,8 @@ impl Licence {
             },
             Evidence::NoLog => now.has_no_log(seen).and_then(|()| now.keeps_nothing(leaver)),
             Evidence::HeldBy(Names(names)) => {
-                names.iter().try_for_each(|name| now.holds(name, seen)).and_then(|()| now.keeps_nothing(leaver))
+                let held = names.iter().try_for_each(|name| now.holds(name, seen));
+                held.and_then(|()| now.is_current(seen)).and_then(|()| now.keeps_nothing(leaver))
             }
         }
     }
@@ -462,6 +506,9 @@ fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Wit
 
 /// What a member has, all others of the set have as well if they are whole. As many have to be left as an append needs.
 fn held_by(state: &GroupState<'_>, log: &LogStatus, leaver: &str, leaving: &[Removal]) -> Result<Licence, Withheld> {
+    if let Some(later) = later_epoch(log, &state.observed.reports) {
+        return Err(Withheld::StoreWentBack(later));
+    }
     let needed = usize::from(state.observed.group.spec.min_in_sync().max(1));
     let (mut names, mut others) = (Vec::new(), Vec::new());
     for member in log.members.iter().filter(|member| member.name != leaver) {

@@ -87,12 +87,13 @@ async fn a_surplus_member_stays_if_one_of_the_others_says_nothing() {
 #[tokio::test]
 async fn a_member_stays_if_a_holder_reports_otherwise_by_now() {
     type Change = fn(&mut BackupReport);
-    let changes: [(Change, &str); 5] = [
+    let changes: [(Change, &str); 6] = [
         (|report| report.boot = "01".to_owned(), "has lost its memory since it joined the set"),
         (|report| report.damaged = 1, "is damaged: 1 segment missing"),
         (|report| report.log = Some("f".repeat(32)), "belongs to another log"),
         (|report| report.log = None, "belongs to another log"),
         (|report| report.epoch = 0, "has promised epoch 0, and epoch 1 had a primary"),
+        (|report| report.epoch = 2, "has promised epoch 2, and the config store is at epoch 1"),
     ];
     for (number, (change, why)) in changes.into_iter().enumerate() {
         let leaving = Leaving::planned().await;
@@ -143,7 +144,16 @@ async fn a_member_stays_if_a_holder_is_being_evicted_by_now() {
     assert!(error.contains(&format!("{holder} does not run")), "{error}");
 }
 
-/// One that is in no set and not ready is not asked before. What it keeps in quarantine may be the last copy all the same.
+/// What the config store names as the set held the log once. The one that leaves was in a later one.
+#[tokio::test]
+async fn a_member_stays_if_it_has_promised_a_later_epoch() {
+    let leaving = Leaving::planned().await;
+    leaving.shop.report(&leaving.leaver, |report| report.content.epoch = 9);
+    leaving.assert_kept(&format!("{} has promised epoch 9, and the config store is at epoch 1", leaving.leaver)).await;
+    assert!(removals(&leaving.shop.look().await).is_empty());
+}
+
+/// One that is in no set and not ready may not have answered before. What it keeps in quarantine may be the last copy all the same.
 #[tokio::test]
 async fn an_unready_pod_stays_with_what_is_in_quarantine_by_now() {
     let leaving = Leaving::planned().await;

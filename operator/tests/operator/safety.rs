@@ -36,6 +36,8 @@ const PRIMARY_IP: &str = "10.0.0.1";
 const ROUNDS_MAX: u32 = 200;
 /// The segments that the log has at the start, a bit for each.
 const WHOLE: u16 = 0b1111;
+/// The same with what was written since the copy of the config store was made.
+const NEWEST: u16 = 0b11_1111;
 /// Most that it ever has.
 const SEGMENTS_MAX: usize = 12;
 /// Segments that a newcomer gets in a round.
@@ -59,12 +61,16 @@ struct Start {
     emptied: bool,
     /// Nobody gets its report.
     silent: bool,
+    /// It was in the newest set, where the config store went back.
+    newest: bool,
 }
 
 /// What a pod holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Copy {
     boot: u8,
+    /// The epoch that it has promised, if it holds anything.
+    epoch: u64,
     segments: u16,
     quarantined: u8,
     silent: bool,
@@ -90,6 +96,9 @@ struct Begin {
     fabric_fails: bool,
     /// The config store was emptied.
     forgotten: bool,
+    /// It was restored from a copy that was made before the newest set was written to, and no primary continues. Not with claims: they
+    /// cannot report what is on them.
+    went_back: bool,
     /// The primary's pod is being deleted on a node that is dead, and nobody can take over.
     lost: bool,
     /// The log is on disks that are claimed for members, and outlive their pods.
@@ -135,8 +144,9 @@ fn begin() -> impl Strategy<Value = Begin> {
     let lacks = prop_oneof![3 => Just(0), 1 => 0..=WHOLE];
     let quarantined = prop_oneof![15 => Just(0), 1 => 1_u8..3];
     let state = prop_oneof![1 => 0_u8..3, 3 => Just(3_u8)];
-    let pod = (prop::bool::weighted(0.7), prop::bool::weighted(0.3), state, lacks, quarantined, seldom(), seldom())
-        .prop_map(|(member, old, state, lacks, quarantined, emptied, silent)| Start {
+    let flags = (seldom(), seldom(), any::<bool>());
+    let pod = (prop::bool::weighted(0.7), prop::bool::weighted(0.3), state, lacks, quarantined, flags).prop_map(
+        |(member, old, state, lacks, quarantined, (emptied, silent, newest))| Start {
             member,
             old,
             state,
@@ -144,7 +154,9 @@ fn begin() -> impl Strategy<Value = Begin> {
             quarantined,
             emptied,
             silent,
-        });
+            newest,
+        },
+    );
     let nodes = prop::collection::vec(prop::bool::weighted(0.3), 1..8);
     (
         1_u8..6,
@@ -167,10 +179,12 @@ fn begin() -> impl Strategy<Value = Begin> {
             any::<bool>(),
             prop::option::weighted(0.2, (0..7_usize, 0..10_u32)),
             prop::option::weighted(0.2, (0..7_usize, 0..10_u32)),
+            prop::bool::weighted(0.1),
         ),
     )
         .prop_map(
             |(backups, min_in_sync, pods, cordoned, drained, has_primary, faults, disks, restarts, spec, world)| {
+                let went_back = world.4 && !disks.0 && !faults.2;
                 Begin {
                     backups,
                     min_in_sync: min_in_sync.map(|least| least.min(backups)),
@@ -178,6 +192,8 @@ fn begin() -> impl Strategy<Value = Begin> {
                     pods: pods
                         .into_iter()
                         .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
+                        // Whoever says nothing cannot say that the config store went back.
+                        .map(|pod| Start { silent: pod.silent && !went_back, ..pod })
                         .collect(),
                     cordoned,
                     drained: drained.0,
@@ -187,6 +203,7 @@ fn begin() -> impl Strategy<Value = Begin> {
                     refuses: faults.0,
                     fabric_fails: faults.1,
                     forgotten: faults.2,
+                    went_back,
                     lost: faults.3,
                     claims: disks.0,
                     recreated: disks.1,
@@ -217,6 +234,7 @@ struct World {
     evicted: u32,
     refuses: bool,
     fabric_fails: bool,
+    went_back: bool,
     claims: bool,
     retains: bool,
     /// It is paused or invalid.
@@ -346,6 +364,7 @@ impl World {
             evicted: 0,
             refuses: begin.refuses,
             fabric_fails: begin.fabric_fails,
+            went_back: begin.went_back,
             claims: begin.claims,
             retains: begin.retains,
             left_alone: false,
@@ -361,7 +380,7 @@ impl World {
             had_budget: false,
             let_go: false,
             appends: begin.appends,
-            written: WHOLE,
+            written: if begin.went_back { NEWEST } else { WHOLE },
             cut_off: None,
             unready: None,
             admission: begin.admission,
@@ -412,6 +431,13 @@ impl World {
             () if start.lacks > 0 => Copy { segments: WHOLE & !start.lacks, ..Copy::default() },
             () => Copy::default(),
         };
+        let copy = match copy {
+            // It knows its own damage.
+            copy if self.went_back && start.newest && started && !start.emptied => {
+                Copy { epoch: 2, segments: NEWEST & !start.lacks, ..copy }
+            }
+            copy => Copy { epoch: 1, ..copy },
+        };
         let quarantined = if started { start.quarantined } else { 0 };
         self.copies.insert(name, Copy { quarantined, silent: start.silent, ..copy });
         match start.state {
@@ -439,11 +465,13 @@ impl World {
                 return (name, Err("no answer within 2 s".to_owned()));
             }
             let holds = copy.segments != 0 || is_named && copy.boot == 0;
-            let lacks = (self.written & !copy.segments).count_ones();
+            // What was written since is not known to one that has not promised the newest epoch.
+            let known = if self.went_back && copy.epoch < 2 { WHOLE } else { self.written };
+            let lacks = (known & !copy.segments).count_ones();
             let report = BackupReport {
                 boot: copy.boot.to_string(),
                 log: holds.then(|| LOG_ID.to_owned()),
-                epoch: u64::from(holds),
+                epoch: if holds { copy.epoch.max(1) } else { 0 },
                 copies: copy.segments.count_ones().into(),
                 damaged: if is_named && copy.boot == 0 { lacks.into() } else { 0 },
                 quarantined: Some(copy.quarantined.into()),
@@ -826,7 +854,7 @@ impl World {
     /// The primary: repairs what a member lacks and another has, lets go whoever is dead or somebody new as long as enough are
     /// left, then takes one in that is ready.
     fn lead(&mut self) {
-        if self.observed.app.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()) {
+        if self.went_back || self.observed.app.iter().all(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return;
         }
         let floor = self.floor;
@@ -1026,6 +1054,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
     let always_whole = !begin.recreated
         && begin.has_primary
         && !begin.lost
+        && !begin.went_back
         && begin.left_alone.is_none()
         && begin.hibernates.is_none()
         && begin.cut_off.is_none()
@@ -1095,6 +1124,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         && is_well
         && !begin.fabric_fails
         && !begin.forgotten
+        && !begin.went_back
         && !begin.recreated
         && begin.hibernates.is_none()
         && wanted > world.floor
@@ -1115,6 +1145,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         || begin.refuses
         || begin.fabric_fails
         || begin.forgotten
+        || begin.went_back
         || begin.hibernates.is_some()
         || world.stranded
         || cuts_alone
@@ -1154,12 +1185,30 @@ proptest! {
 fn only_drained(begin: Begin) -> Begin {
     let well = |pod: Start| Start { state: 3, lacks: 0, quarantined: 0, emptied: false, silent: false, ..pod };
     let pods = begin.pods.into_iter().map(well).collect();
-    Begin { pods, drained: true, refuses: false, fabric_fails: false, forgotten: false, recreated: false, ..begin }
+    Begin {
+        pods,
+        drained: true,
+        refuses: false,
+        fabric_fails: false,
+        forgotten: false,
+        went_back: false,
+        recreated: false,
+        ..begin
+    }
 }
 
 /// Worlds in which three members that are well are replaced, where no node is free: one leaves first.
 fn rolling(begin: Begin) -> Begin {
-    let well = Start { member: true, old: true, state: 3, lacks: 0, quarantined: 0, emptied: false, silent: false };
+    let well = Start {
+        member: true,
+        old: true,
+        state: 3,
+        lacks: 0,
+        quarantined: 0,
+        emptied: false,
+        silent: false,
+        newest: false,
+    };
     Begin {
         backups: 3,
         min_in_sync: Some(2),
@@ -1203,7 +1252,7 @@ fn rolling_and_late(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 17] = [
+    let kinds: [(Bug, Kind); 18] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -1229,6 +1278,11 @@ fn planted_bugs_are_found() {
         (Bug::TrustsAdmission, |begin| {
             let admission = Admission { budget: Some(Budget::Loose), ..begin.admission };
             Begin { admission, ..rolling(begin) }
+        }),
+        (Bug::BelievesOldStore, |begin| {
+            let heard = |pod: Start| Start { silent: false, ..pod };
+            let pods = begin.pods.into_iter().map(heard).collect();
+            Begin { pods, went_back: true, claims: false, hibernates: None, forgotten: false, ..begin }
         }),
         (Bug::HibernatesUnclaimed, |begin| Begin { claims: true, hibernates: Some(0), unclaimed: true, ..begin }),
     ];
