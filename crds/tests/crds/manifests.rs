@@ -280,8 +280,8 @@ fn alerts_and_dashboard_use_existing_metrics() {
 #[test]
 fn the_definition_is_deleted_only_on_confirmation() {
     let expression = cel::Program::compile(&read("charts/tailwind/files/definition.cel")).unwrap();
-    let allows = |annotations: Value| {
-        let mut definition = serde_json::json!({"metadata": {"name": "replicagroups.replication.tailwind.dev"}});
+    let allows_named = |name: &str, annotations: Value| {
+        let mut definition = serde_json::json!({"metadata": {"name": name}});
         if !annotations.is_null() {
             definition["metadata"]["annotations"] = annotations;
         }
@@ -289,7 +289,9 @@ fn the_definition_is_deleted_only_on_confirmation() {
         context.add_variable("oldObject", definition).unwrap();
         expression.execute(&context).unwrap() == cel::Value::Bool(true)
     };
+    let allows = |annotations: Value| allows_named("replicagroups.replication.tailwind.dev", annotations);
     let confirmed = |name: &str| serde_json::json!({ANNOTATION_DELETE_DEFINITION: name});
+    assert!(allows_named("orders.shop.example.com", Value::Null), "the policy is asked about every definition");
     assert!(!allows(Value::Null));
     assert!(!allows(serde_json::json!({"helm.sh/resource-policy": "keep"})));
     assert!(!allows(confirmed("true")));

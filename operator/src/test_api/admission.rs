@@ -196,6 +196,19 @@ mod tests {
         assert!(!shop.cluster.has(ORDERS) && !shop.cluster.has(&path));
     }
 
+    /// The API server asks about each object, and about the request as it came: without a name.
+    #[tokio::test]
+    async fn a_deletion_of_all_definitions_takes_no_group_along() {
+        let shop = installed().await;
+        shop.cluster.create(DEFINITIONS, &json!({"metadata": {"name": "orders.shop.example.com"}}));
+        let (code, answer) = shop.cluster.delete(DEFINITIONS);
+        assert_eq!((code, &answer["reason"]), (403, &json!("Forbidden")), "{answer}");
+        assert!(shop.cluster.has(ORDERS) && shop.cluster.has(&format!("{DEFINITIONS}/{DEFINITION}")));
+        annotate(&shop, &format!("{DEFINITIONS}/{DEFINITION}"), ANNOTATION_DELETE_DEFINITION, DEFINITION);
+        assert_eq!(shop.cluster.delete(DEFINITIONS).0, 200);
+        assert_eq!((shop.cluster.has(ORDERS), shop.cluster.names(DEFINITIONS)), (false, Vec::new()));
+    }
+
     /// What refuses is the policy, by its binding and with what it says of failures.
     #[tokio::test]
     async fn a_policy_refuses_only_as_its_binding_says() {

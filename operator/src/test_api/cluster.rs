@@ -183,6 +183,7 @@ impl Objects {
             ("POST", None) => self.create(target, query, body),
             ("POST", Some("eviction")) => self.evict(target),
             ("PATCH", None | Some("status")) => self.patch(target, query, body),
+            ("DELETE", None) if target.name.is_none() => self.delete_all(target, body),
             ("DELETE", None) => self.delete(target, body),
             _ => failure(405, "MethodNotAllowed"),
         }
@@ -311,13 +312,30 @@ impl Objects {
 
     /// <https://kubernetes.io/docs/concepts/overview/working-with-objects/finalizers/>
     pub(super) fn delete(&mut self, target: &Target, options: &Value) -> (u16, Value) {
+        self.delete_as(target, target, options)
+    }
+
+    /// One after the other, until one is refused. Each is admitted by the request as it came, which names none of them.
+    /// <https://github.com/kubernetes/kubernetes/blob/master/staging/src/k8s.io/apiserver/pkg/endpoints/handlers/delete.go>
+    fn delete_all(&mut self, target: &Target, options: &Value) -> (u16, Value) {
+        let names: Vec<String> = self.of(target).map(|object| text(&object["metadata"]["name"])).collect();
+        for name in names {
+            let refused = self.delete_as(target, &Target { name: Some(name), ..target.clone() }, options);
+            if refused.0 != 200 {
+                return refused;
+            }
+        }
+        (200, json!({"kind": "Status", "status": "Success"}))
+    }
+
+    fn delete_as(&mut self, asked: &Target, target: &Target, options: &Value) -> (u16, Value) {
         let Some(old) = self.stored(target).cloned() else { return not_found() };
         // <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/delete-options/>
         let uid = options["preconditions"]["uid"].as_str();
         if uid.is_some_and(|uid| old["metadata"]["uid"] != uid) {
             return failure(409, "Conflict");
         }
-        if let Err(refusal) = admission::admit(self, Operation::Delete, target, None, Some(&old)) {
+        if let Err(refusal) = admission::admit(self, Operation::Delete, asked, None, Some(&old)) {
             return refusal;
         }
         if options["dryRun"].is_null() {
