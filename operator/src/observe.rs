@@ -24,6 +24,7 @@ use crate::installation::Ownership;
 use crate::objects::{Kind, Owned, flush, is_owned};
 use crate::observed::{Certificates, Observed, has_ended, is_healthy, is_running, is_true};
 use crate::plan::READERS_SHOWN_MAX;
+use crate::probe::is_running_unready;
 use crate::secrets;
 use crate::wake::digest_of;
 
@@ -165,9 +166,10 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
     let name = &group.name_any();
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
-    // A backup that has just been started does not listen yet.
-    let is_asked =
-        |pod: &&Pod| is_true(pod, "ContainersReady") || log.is_some_and(|log| log.has_member(&pod.name_any()));
+    // Also those that run and are not ready: one whose device has failed says what it keeps. One that has just been started does not
+    // listen yet, and is not expected to.
+    let is_member = |pod: &Pod| log.is_some_and(|log| log.has_member(&pod.name_any()));
+    let is_asked = |pod: &&Pod| is_true(pod, "ContainersReady") || is_running_unready(pod) || is_member(pod);
     let readers_shown = readers.iter().take(READERS_SHOWN_MAX);
     let (sidecars, reader_sidecars, obstacles, reports) = futures_util::join!(
         context.prober.sidecar_reports(name, app.iter().filter(|pod| is_running(pod))),

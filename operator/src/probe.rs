@@ -289,7 +289,8 @@ async fn fetch_in_time(client: &HttpClient, url: &str) -> Result<Page, String> {
     page.unwrap_or_else(|_| Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())))
 }
 
-fn is_running_unready(pod: &Pod) -> bool {
+/// Whether a backup runs and is not ready.
+pub(crate) fn is_running_unready(pod: &Pod) -> bool {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
     statuses.iter().any(|container| {
         let running = container.state.as_ref().is_some_and(|state| state.running.is_some());

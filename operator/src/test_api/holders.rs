@@ -161,6 +161,26 @@ async fn an_unready_pod_stays_with_what_is_in_quarantine_by_now() {
     leaving.assert_kept(&format!("{} keeps 2 copies in quarantine", leaving.leaver)).await;
 }
 
+/// Its device has failed, and it answers all the same: it is asked before it is given up, not only at each try to delete it.
+#[tokio::test]
+async fn an_unready_spare_that_answers_is_asked() {
+    let shop = Shop::with_backups(json!({"backups": 3})).await;
+    let backups = shop.backups();
+    let (spare, members) = backups.split_last().unwrap();
+    shop.write_log(members).await;
+    let running =
+        json!({"name": "backup", "ready": false, "state": {"running": {"startedAt": "2026-06-01T10:00:00Z"}}});
+    let unready = json!([{"type": "ContainersReady", "status": "False"}]);
+    let status = json!({"conditions": unready, "containerStatuses": [running]});
+    shop.cluster.change(&format!("{PODS}/{spare}"), &json!({"status": status}));
+    shop.report(spare, |report| report.content.quarantined = Some(3));
+    let observed = shop.look().await;
+    assert!(removals(&observed).is_empty(), "{:?}", removals(&observed));
+    shop.act(&observed).await.unwrap();
+    let status = shop.cluster.get(ORDERS).unwrap()["status"].to_string();
+    assert!(status.contains(&format!("{spare} keeps 3 copies")), "{status}");
+}
+
 /// Nothing was at the spare when it was asked. Since then somebody has begun to fill it.
 #[tokio::test]
 async fn a_spare_stays_if_it_holds_something_by_now() {

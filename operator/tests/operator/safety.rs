@@ -452,7 +452,7 @@ impl World {
 
     /// What pods report, of those that are asked.
     fn reports(&self) -> BTreeMap<String, Result<BackupReport, String>> {
-        self.reports_of(|pod| is_ready(pod) || self.is_named(&pod.name_any()))
+        self.reports_of(|pod| is_ready(pod) || is_running(pod) || self.is_named(&pod.name_any()))
     }
 
     fn reports_of(&self, is_asked: impl Fn(&Pod) -> bool) -> BTreeMap<String, Result<BackupReport, String>> {

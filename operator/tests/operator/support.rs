@@ -136,6 +136,9 @@ struct Backup {
     #[serde(default = "hour")]
     age_minutes: i64,
     attempt: Option<u32>,
+    /// Since when its container runs, if it does.
+    #[serde(default = "minute")]
+    running_minutes: i64,
     /// Its container waits, with a reason.
     waiting: Option<String>,
     /// Why the scheduler has found no node for it, since it was made.
@@ -348,6 +351,10 @@ fn target() -> ServerVersion {
 }
 
 fn one() -> u64 {
+    1
+}
+
+fn minute() -> i64 {
     1
 }
 
@@ -607,7 +614,7 @@ impl Example {
         };
         let state = match &given.waiting {
             Some(reason) => json!({"waiting": {"reason": reason, "message": given.message}}),
-            None => json!({"running": {"startedAt": ago(60)}}),
+            None => json!({"running": {"startedAt": ago(given.running_minutes * 60)}}),
         };
         let truth = |yes: bool| if yes { "True" } else { "False" };
         pod["status"] = json!({
