@@ -250,7 +250,9 @@ impl<'a> Planner<'a> {
             if backup.member && !(backup.ended && backup.leaves_files()) {
                 continue;
             }
-            let turn = *since + backoff(backup.attempt);
+            // Nothing fails again on a node that is gone; and since when it is gone, nobody knows.
+            let is_node_gone = matches!(failure, PodFailure::NodeGone(_));
+            let turn = *since + if is_node_gone { SignedDuration::ZERO } else { backoff(backup.attempt) };
             if turn > self.observed.now {
                 self.held += 1;
                 let earliest = self.plan.retry_at.map_or(turn, |retry_at| retry_at.min(turn));
