@@ -183,15 +183,19 @@ impl<'a> Executor<'a> {
                 let delete_pod = async |dry_run: bool| {
                     let Some(uid) = &removal.pod else { return Ok(()) };
                     let params = DeleteParams { dry_run, ..of_uid(Some(uid.clone())) };
-                    gone(self.pods.delete(&removal.name, &params).await.map(drop)).doing(doing)
+                    gone(self.pods.delete(&removal.name, &params).await.map(drop))
                 };
                 // The claim first: it goes when its pod has gone, and no other pod takes it up in between. But it stays the
                 // group's while its pod may not be deleted.
                 if let Some(claim) = &removal.claim {
-                    delete_pod(true).await?;
+                    match delete_pod(true).await {
+                        // Where a webhook may have side effects, no deletion can be tried.
+                        Err(kube::Error::Api(status)) if status.code == 400 => {}
+                        tried => tried.doing(doing)?,
+                    }
                     self.end_claim(&removal.name, claim).await.doing(doing)?;
                 }
-                delete_pod(false).await?;
+                delete_pod(false).await.doing(doing)?;
             }
             Action::Gate { pod, caught_up, left } => {
                 let (status, reason) = match (caught_up, left) {

@@ -102,6 +102,15 @@ async fn a_claim_stays_if_its_pod_may_not_be_deleted() {
     }
 }
 
+/// A webhook that may have side effects makes the server refuse every trial, and says nothing of the deletion itself.
+#[tokio::test]
+async fn a_pod_and_its_claim_go_where_deletions_cannot_be_tried() {
+    let (shop, [_, leaves]) = one_too_many("Delete").await;
+    shop.cluster.refuse_trials("pods");
+    shop.act(&shop.look().await).await.unwrap();
+    assert!(is_ending(&shop.pod(&leaves).unwrap()) && is_ending(&shop.claim(&leaves).unwrap()));
+}
+
 /// The name of the pod that was to be made says nothing: the next try has another one.
 #[tokio::test]
 async fn a_refused_pod_or_claim_is_named_without_its_suffix() {

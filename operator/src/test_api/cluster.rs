@@ -85,6 +85,8 @@ pub(super) struct Objects {
     undeclared: &'static [&'static str],
     /// The object whose next deletion is put off; and what is changed by then: an object, and the patch.
     put_off: Option<(String, (String, Value))>,
+    /// The resource whose deletions a webhook with side effects is asked about.
+    untried: Option<String>,
 }
 
 /// A cluster. Clones are the same one.
@@ -121,6 +123,12 @@ impl Cluster {
     /// The API server has too much to do for the next deletion of this object, and says so. By then a user has made a change.
     pub(super) fn put_off_deletion(&self, object: &str, (changed, patch): (&str, Value)) {
         self.0.lock().unwrap().put_off = Some((object.to_owned(), (changed.to_owned(), patch)));
+    }
+
+    /// Deletions of this resource cannot be tried: a webhook that may have side effects is asked about them.
+    /// <https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#side-effects>
+    pub(super) fn refuse_trials(&self, resource: &str) {
+        self.0.lock().unwrap().untried = Some(resource.to_owned());
     }
 
     /// A user creates this object.
@@ -335,10 +343,14 @@ impl Objects {
         if uid.is_some_and(|uid| old["metadata"]["uid"] != uid) {
             return failure(409, "Conflict");
         }
+        let is_trial = !options["dryRun"].is_null();
+        if is_trial && self.untried.as_ref() == Some(&target.resource) {
+            return failure(400, "BadRequest");
+        }
         if let Err(refusal) = admission::admit(self, Operation::Delete, asked, None, Some(&old)) {
             return refusal;
         }
-        if options["dryRun"].is_null() {
+        if !is_trial {
             self.mark_deleted(&target.object().unwrap_or_default());
         }
         (200, old)
