@@ -60,7 +60,7 @@ pub const PERMISSIONS: &[Permission] = &[
         Scope::Cluster,
         "",
         "pods",
-        &["get", "list", "watch"],
+        &["list", "watch"],
         "reads what all pods request, to know which devices are free; finds the app's pods and its own",
     ),
     allow(
@@ -75,7 +75,7 @@ pub const PERMISSIONS: &[Permission] = &[
         Scope::Cluster,
         "",
         "nodes",
-        &["get", "list", "watch"],
+        &["list", "watch"],
         "finds nodes for backups, and reports why others cannot take one; moves backups off nodes that are being drained",
     ),
     allow(
@@ -119,7 +119,7 @@ pub const PERMISSIONS: &[Permission] = &[
         Scope::Groups,
         "rbac.authorization.k8s.io",
         "roles",
-        &["get", "list", "watch", "create", "patch", "delete"],
+        &["get", "list", "watch", "create", "patch"],
         "maintains the roles of each group's sidecars and readers",
     ),
     allow(
