@@ -448,6 +448,7 @@ mod tests {
                 reason: RemovalReason::Surplus,
                 after,
                 licence: Licence::for_tests(),
+                stay: None,
             })
         };
         // One that admission makes useless is not made, or deleted again, lest the next plan make another.

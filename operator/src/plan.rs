@@ -48,6 +48,7 @@ use group_state::GroupState;
 pub use licence::{Licence, Look};
 use primary::{Leading, Primary, Standby};
 pub(crate) use readers::{SHOWN_MAX as READERS_SHOWN_MAX, stale as stale_readers};
+use removal::Removal;
 pub use rollout::Rollout;
 use trouble::NoReport;
 
@@ -150,6 +151,7 @@ impl Plan {
         }
         let budget = budget(state, backups.exit, group.spec.backups);
         let needless_budget = needless_budget(observed, budget.as_ref());
+        let stay = budget.as_ref().and_then(|budget| disruption::stays(&budget.object));
         for object in wanted_objects(observed).into_iter().chain(budget) {
             match apply(observed, object) {
                 Ok(action) => actions.extend(action),
@@ -162,7 +164,8 @@ impl Plan {
         actions.extend(claims(state, &backups));
         let pods = backups.creations.iter().map(|creation| pod::backup(group, &observed.settings, creation));
         actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
-        actions.extend(backups.removals.iter().cloned().map(Action::Delete));
+        let removals = backups.removals.iter().cloned();
+        actions.extend(removals.map(|removal| Action::Delete(Removal { stay, ..removal })));
         actions.extend(gates(state));
         actions.extend(role_labels(state));
         if switchover.is_over {

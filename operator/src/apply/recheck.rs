@@ -12,10 +12,10 @@ use tailwind_crds::{LogStatus, ReplicaGroup};
 
 use super::{MANAGER, gone, of_uid};
 use crate::error::{Cause, Doing, Error};
-use crate::objects::disruption::budget_name;
+use crate::objects::disruption::{budget_name, stays};
 use crate::objects::service::is_headless;
 use crate::objects::stored::altered;
-use crate::objects::{Kind, LABEL_INSTANCE, Owned};
+use crate::objects::{Kind, LABEL_INSTANCE, Owned, is_owned};
 use crate::observed::Observed;
 use crate::plan::licence::{Licence, Look};
 use crate::plan::removal::Removal;
@@ -57,6 +57,8 @@ pub(super) async fn still_held(
     let reports = prober.backup_reports_now(&name, asked).await;
     // The pod of an eviction that was allowed stands in the budget until it is known to end. So the budget is read first.
     let budget = budgets.get_opt(&budget_name(&name)).await.doing(&doing)?;
+    keeps_others(budget.as_ref(), observed, removal)
+        .map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })?;
     let evicted = budget.iter().filter_map(|budget| budget.data["status"]["disruptedPods"].as_object()).flatten();
     let evicted = evicted.map(|(pod, _)| pod.clone()).collect();
     let unobserved = budget
@@ -66,6 +68,18 @@ pub(super) async fn still_held(
     let pods = pods.list(&labelled).await.doing(&doing)?.items;
     let held = licence.holds_still(&removal.name, observed, &Look { reports, evicted, unobserved, pods });
     held.map_err(|why| Error { doing: doing(), source: Cause::NotHeld(why) })
+}
+
+/// Whether the budget is still the one that keeps those from being evicted on whose reports the removal rests.
+fn keeps_others(budget: Option<&DynamicObject>, observed: &Observed, removal: &Removal) -> Result<(), String> {
+    let Some(stay) = removal.stay.filter(|_| !removal.licence.holders().is_empty()) else { return Ok(()) };
+    let own = budget.filter(|budget| is_owned(&observed.group, &budget.metadata));
+    match own.map(stays) {
+        Some(Some(now)) if now >= stay => Ok(()),
+        Some(Some(now)) => Err(format!("the budget keeps {now} pods, and is to keep {stay}")),
+        Some(None) => Err("the budget does not say how many pods it keeps".to_owned()),
+        None => Err("the budget is gone, or belongs to another owner".to_owned()),
+    }
 }
 
 /// Whether the claim on which a member's files shall stay is there, and is the one that was seen.

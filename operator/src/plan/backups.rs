@@ -237,7 +237,7 @@ impl<'a> Planner<'a> {
                 .of(claim)
         });
         let (name, pod) = (backup.name.clone(), Some(backup.uid.clone()));
-        self.plan.removals.push(Removal { name, pod, claim, reason, after: Vec::new(), licence });
+        self.plan.removals.push(Removal { name, pod, claim, reason, after: Vec::new(), licence, stay: None });
         true
     }
 

@@ -26,6 +26,8 @@ pub struct Removal {
     pub after: Vec<String>,
     /// What shows that nothing is lost with it.
     pub licence: Licence,
+    /// How many pods the budget keeps from being evicted in the meantime, if there is to be one.
+    pub stay: Option<u8>,
 }
 
 impl fmt::Display for Removal {

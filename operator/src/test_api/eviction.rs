@@ -239,6 +239,36 @@ mod tests {
         assert_eq!(shop.evict(&other), 429);
     }
 
+    /// Between the write of the budget and the deletion somebody replaces it, loosens it or deletes it.
+    #[tokio::test]
+    async fn a_member_stays_if_its_budget_is_another_one_by_now() {
+        let loose = json!({"spec": {"minAvailable": 1}});
+        let foreign = json!({"metadata": {"ownerReferences": []}});
+        for change in [Some(loose), Some(foreign), None] {
+            let (shop, observed, leaver, _) = one_too_many().await;
+            let actions = plan(&observed).actions;
+            let deletion = actions.iter().position(|action| matches!(action, Action::Delete(_))).unwrap();
+            let (before, deletion) = actions.split_at(deletion);
+            shop.act_on(&observed, before).await.unwrap();
+            match &change {
+                Some(change) => shop.cluster.change(BUDGET, change),
+                None => assert_eq!(shop.cluster.delete(BUDGET).0, 200),
+            }
+            let error = shop.act_on(&observed, deletion).await.unwrap_err().to_string();
+            assert!(error.contains("the budget"), "{error}");
+            assert!(!is_ending(&shop.pod(&leaver).unwrap()), "{change:?}");
+        }
+    }
+
+    /// Without a budget evictions are the administrator's own business.
+    #[tokio::test]
+    async fn a_member_leaves_without_a_budget_where_none_is_wanted() {
+        let (shop, _, leaver, _) = one_too_many().await;
+        shop.cluster.change(ORDERS, &json!({"spec": {"disruptionBudget": false}}));
+        shop.reconcile().await;
+        assert!(!shop.cluster.has(BUDGET) && is_ending(&shop.pod(&leaver).unwrap()));
+    }
+
     #[tokio::test]
     async fn a_member_stays_if_its_budget_cannot_be_tightened() {
         let (shop, observed, leaver, _) = one_too_many().await;

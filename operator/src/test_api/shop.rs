@@ -13,14 +13,14 @@ use tailwind_report::report::{BackupReport, Report};
 
 use super::backup::{BOOT, Backup};
 use super::cluster::Cluster;
-use crate::apply::apply;
+use crate::apply::{act, apply};
 use crate::cache::group_ref;
 use crate::context::Context;
 use crate::controller::reconcile_group;
 use crate::error::Error;
 use crate::observe::{Observation, observe};
 use crate::observed::{Observed, is_running};
-use crate::plan::plan;
+use crate::plan::{Action, plan};
 
 pub(super) const GROUPS: &str = "/apis/replication.tailwind.dev/v1alpha1/namespaces/shop/replicagroups";
 pub(super) const ORDERS: &str = "/apis/replication.tailwind.dev/v1alpha1/namespaces/shop/replicagroups/orders";
@@ -74,6 +74,11 @@ impl Shop {
     /// Plans from what was observed, and does it.
     pub(super) async fn act(&self, observed: &Observed) -> Result<(), Error> {
         apply(&self.context, observed, &plan(observed)).await
+    }
+
+    /// Does a part of what was planned.
+    pub(super) async fn act_on(&self, observed: &Observed, actions: &[Action]) -> Result<(), Error> {
+        act(&self.context, observed, actions).await
     }
 
     pub(super) async fn reconcile(&self) {

@@ -64,6 +64,7 @@ impl Planner<'_> {
                 reason: RemovalReason::Hibernates,
                 after: Vec::new(),
                 licence: hibernation_licence(self.state, backup).map_err(kept)?,
+                stay: None,
             })
         });
         Ok(BackupPlan { removals: removals.collect::<Result<_, _>>()?, exit: Exit::Alone, ..self.plan.clone() })
@@ -88,7 +89,15 @@ impl Planner<'_> {
             if let Ok(licence) = claim_licence(self.state, claim, &self.plan.removals) {
                 let (name, claim) = (claim.member.clone(), Some(self.end_of(claim, None).of(claim)));
                 let reason = RemovalReason::Surplus;
-                self.plan.removals.push(Removal { name, pod: None, claim, reason, after: Vec::new(), licence });
+                self.plan.removals.push(Removal {
+                    name,
+                    pod: None,
+                    claim,
+                    reason,
+                    after: Vec::new(),
+                    licence,
+                    stay: None,
+                });
             }
         }
     }
