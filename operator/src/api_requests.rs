@@ -1,33 +1,58 @@
-//! Clients of the API server, made by [`run`](crate::run). Their requests are counted: what the operator costs its cluster.
+//! Clients of the API server, made by [`run`](crate::run). Their requests are counted: what the operator costs its cluster. From the
+//! answers they know its clock.
 //!
-//! The counter is a layer around the client. A request that the client repeats, since the server has asked it to wait, counts
-//! once.
+//! Both are layers around the client. A request that the client repeats, since the server has asked it to wait, counts once.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
-use axum::http::{Method, Request};
-use kube::client::Body;
+use axum::http::header::DATE;
+use axum::http::{Method, Request, Response};
+use kube::client::{Body, DynBody};
 use kube::{Client, Config};
-use tower::util::MapRequestLayer;
+use tower::BoxError;
+use tower::util::{MapFutureLayer, MapRequestLayer};
 
 use crate::metrics::Metrics;
+use crate::server_clock::ServerClock;
 
-/// A client whose requests are counted.
-pub(crate) fn counted_client(config: Config, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
+/// An answer of the API server, before it is read.
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Box<DynBody>>, BoxError>> + Send>>;
+
+/// A client whose requests are counted, and whose answers set the clock.
+pub(crate) fn counted_client(
+    config: Config,
+    metrics: &Arc<Metrics>,
+    clock: &Arc<ServerClock>,
+) -> Result<Client, kube::Error> {
+    let clock = Arc::clone(clock);
+    let time = MapFutureLayer::new(move |answer: Answer| {
+        let (clock, asked) = (Arc::clone(&clock), Instant::now());
+        async move {
+            let answer = answer.await?;
+            answer.headers().get(DATE).into_iter().for_each(|date| clock.heard(date, asked.elapsed()));
+            Ok::<_, BoxError>(answer)
+        }
+    });
     let metrics = Arc::clone(metrics);
     let count = MapRequestLayer::new(move |request: Request<Body>| {
         let (verb, resource) = attributes(request.method(), request.uri().path(), request.uri().query());
         metrics.requested(verb, resource);
         request
     });
-    Ok(kube::client::ClientBuilder::try_from(config)?.with_layer(&count).build())
+    Ok(kube::client::ClientBuilder::try_from(config)?.with_layer(&time).with_layer(&count).build())
 }
 
 /// The same, and no request is repeated. What the API server puts off is decided again: while the client waited to repeat a
 /// deletion, those could die that it rests on.
-pub(crate) fn unrepeating_client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
+pub(crate) fn unrepeating_client(
+    mut config: Config,
+    metrics: &Arc<Metrics>,
+    clock: &Arc<ServerClock>,
+) -> Result<Client, kube::Error> {
     config.default_retry = false;
-    counted_client(config, metrics)
+    counted_client(config, metrics, clock)
 }
 
 /// Verb and resource of a request, as roles have them: `patch`, `replicagroups/status`.
@@ -100,7 +125,7 @@ mod tests {
         let metrics = Arc::new(Metrics::default());
         // Nobody answers there: requests that fail count as well.
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        let client = counted_client(config, &metrics).unwrap();
+        let client = counted_client(config, &metrics, &Arc::default()).unwrap();
         client.apiserver_version().await.unwrap_err();
         let text = metrics.snapshot().text();
         let line = "tailwind_operator_api_requests_total{verb=\"get\",resource=\"version\"} 1";

@@ -17,10 +17,12 @@ use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::probe::Prober;
 use crate::rollout_turns::{Key, RolloutTurns};
+use crate::server_clock::ServerClock;
 use crate::server_version::ServerVersion;
 
 pub(crate) struct Context {
     pub(crate) client: Client,
+    pub(crate) clock: Arc<ServerClock>,
     pub(crate) server: ServerVersion,
     pub(crate) settings: Settings,
     /// Which groups are ours.

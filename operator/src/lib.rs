@@ -34,6 +34,7 @@ pub mod quantity;
 mod rollout_turns;
 pub mod run;
 mod secrets;
+mod server_clock;
 pub mod server_version;
 #[cfg(test)]
 mod test_api;

@@ -179,15 +179,21 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
     );
     // Without a report the status keeps the last positions.
     let positions = primary.and_then(|pod| sidecars.get(&pod.name_any())?.as_ref().ok()?.positions);
+    // Both by the API server's clock, which has dated all else.
+    let ahead = context.clock.ahead();
+    let mut nodes = context.cache.node_facts();
+    for marked_since in nodes.iter_mut().filter_map(|node| node.marked_since.as_mut()) {
+        *marked_since += ahead;
+    }
     Box::new(Observed {
-        now: Timestamp::now(),
+        now: Timestamp::now() + ahead,
         server: context.server,
         settings: context.settings.clone(),
         backups,
         strangers,
         app,
         readers,
-        nodes: context.cache.node_facts(),
+        nodes,
         certificates,
         objects,
         names: names(),

@@ -26,6 +26,7 @@ use crate::options::{RunOptions, Settings};
 use crate::platform::Platform;
 use crate::probe::Prober;
 use crate::rollout_turns::RolloutTurns;
+use crate::server_clock::ServerClock;
 use crate::server_version::ServerVersion;
 use crate::wake::Wakes;
 use crate::{controller, webhook};
@@ -61,7 +62,8 @@ fn work(
     move |stopped| {
         Box::pin(async move {
             let config = Config::infer().await.context("find the API server: run in a pod, or with a kubeconfig")?;
-            let client = counted_client(config.clone(), &metrics).context("make a client of the API server")?;
+            let clock = Arc::default();
+            let client = counted_client(config.clone(), &metrics, &clock).context("make a client of the API server")?;
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
             readiness.set_ready("api server");
@@ -76,8 +78,8 @@ fn work(
                 warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
             let webhook = webhook::run(client, &options, settings.clone(), server, Arc::clone(&metrics), readiness);
-            let client = unrepeating_client(config, &metrics).context("make a client of the API server")?;
-            let reconciles = lead(client, &options, settings, server, metrics, stopped);
+            let client = unrepeating_client(config, &metrics, &clock).context("make a client of the API server")?;
+            let reconciles = lead((client, clock), &options, settings, server, metrics, stopped);
             tokio::select! {
                 result = webhook => result.and(Err(anyhow!("the webhook has ended"))),
                 result = reconciles => result,
@@ -88,7 +90,7 @@ fn work(
 
 /// Waits for the lease, then reconciles for as long as it is held.
 async fn lead(
-    client: Client,
+    (client, clock): (Client, Arc<ServerClock>),
     options: &RunOptions,
     settings: Settings,
     server: ServerVersion,
@@ -121,6 +123,7 @@ async fn lead(
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         client,
+        clock,
         server,
         settings,
         installation: options.installation(),

@@ -16,7 +16,9 @@ mod unreadable;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::header::DATE;
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::response::IntoResponse;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::watcher::Event;
 use kube::{Client, Config};
@@ -29,20 +31,32 @@ use crate::installation::Installation;
 use crate::last_look::LastLooks;
 use crate::options::Settings;
 use crate::rollout_turns::RolloutTurns;
+use crate::server_clock::ServerClock;
 use crate::server_version::ServerVersion;
 
 /// Serves on a port of this host: `answer` gets method, path with query, and body. A client of it.
 pub(crate) async fn serve(
     answer: impl Fn(&Method, &str, &[u8]) -> (u16, Value) + Clone + Send + Sync + 'static,
 ) -> Client {
+    serve_at(None, &Arc::default(), answer).await
+}
+
+/// The same. The server's clock stands at this date, if it is given; the client sets `clock` by it.
+async fn serve_at(
+    date: Option<&'static str>,
+    clock: &Arc<ServerClock>,
+    answer: impl Fn(&Method, &str, &[u8]) -> (u16, Value) + Clone + Send + Sync + 'static,
+) -> Client {
     let handle = move |method: Method, uri: Uri, body: Bytes| {
         let (code, body) = answer(&method, uri.path_and_query().map_or("/", |path| path.as_str()), &body);
-        async move { (StatusCode::from_u16(code).unwrap(), axum::Json(body)) }
+        let mut response = (StatusCode::from_u16(code).unwrap(), axum::Json(body)).into_response();
+        response.headers_mut().extend(date.map(|date| (DATE, HeaderValue::from_static(date))));
+        async move { response }
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(handle)).await });
-    unrepeating_client(Config::new(address.parse().unwrap()), &Arc::default()).unwrap()
+    unrepeating_client(Config::new(address.parse().unwrap()), &Arc::default(), clock).unwrap()
 }
 
 /// The answer that something failed.
@@ -60,6 +74,7 @@ pub(crate) fn context(client: Client) -> (Context, Writers) {
     let context = Context {
         recorder: Recorder::new(client.clone(), Reporter { controller: "test".to_owned(), instance: None }),
         client,
+        clock: Arc::default(),
         server: ServerVersion::TARGET,
         settings: Settings { sidecar_image: "sidecar".to_owned(), ..Settings::default() },
         installation: Installation { name: "ops/tailwind".to_owned(), class: None },

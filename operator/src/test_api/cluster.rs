@@ -13,7 +13,8 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::admission::{self, Operation};
-use super::{eviction, failure, serve};
+use super::{eviction, failure, serve_at};
+use crate::server_clock::ServerClock;
 
 /// The resource of claims.
 pub(super) const CLAIMS: &str = "persistentvolumeclaims";
@@ -22,6 +23,8 @@ pub(super) const BUDGETS: &str = "poddisruptionbudgets";
 /// Keeps a claim while a pod uses it.
 pub(super) const IN_USE: &str = "kubernetes.io/pvc-protection";
 const NOW: &str = "2026-06-01T12:00:00Z";
+/// The same, as HTTP has it.
+const DATE_NOW: &str = "Mon, 01 Jun 2026 12:00:00 GMT";
 
 /// What a request is about: `…/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE`.
 #[derive(Clone, Debug)]
@@ -94,9 +97,10 @@ pub(super) struct Objects {
 pub(super) struct Cluster(Arc<Mutex<Objects>>);
 
 impl Cluster {
-    pub(super) async fn client(&self) -> Client {
+    /// A client, which sets `clock`. If the cluster tells the time, it is [`NOW`].
+    pub(super) async fn client(&self, clock: &Arc<ServerClock>, tells_time: bool) -> Client {
         let cluster = self.clone();
-        serve(move |method, path, body| {
+        serve_at(tells_time.then_some(DATE_NOW), clock, move |method, path, body| {
             let (path, query) = path.split_once('?').unwrap_or((path, ""));
             let body = serde_json::from_slice(body).unwrap_or(Value::Null);
             cluster.request(method, path, query, &body)

@@ -182,9 +182,16 @@ mod tests {
         assert_eq!(shop.evict(&members[0]), 201);
     }
 
+    fn three() -> Value {
+        json!({"backups": 3, "minInSync": 2})
+    }
+
     /// Of three members one is to leave, and appends need both others.
     async fn one_too_many() -> (Shop, Observed, String, [String; 2]) {
-        let shop = Shop::with_backups(json!({"backups": 3, "minInSync": 2})).await;
+        one_too_many_in(Shop::with_backups(three()).await).await
+    }
+
+    async fn one_too_many_in(shop: Shop) -> (Shop, Observed, String, [String; 2]) {
         let members = shop.backups();
         shop.write_log(&members).await;
         shop.cluster.change(ORDERS, &json!({"spec": {"backups": 2}}));
@@ -211,6 +218,17 @@ mod tests {
         shop.cluster.stop_deleted_pods();
         shop.reconcile().await;
         assert_eq!(min_available(&shop), 2, "as before");
+    }
+
+    /// The API server dates the end of a pod. By the clock of this machine, which is months off, the pod would hang in its end.
+    #[tokio::test]
+    async fn a_pod_that_ends_keeps_the_budget_by_the_servers_clock() {
+        let (shop, observed, leaver, others) = one_too_many_in(Shop::with_backups_and_time(three()).await).await;
+        shop.act(&observed).await.unwrap();
+        assert!(is_ending(&shop.pod(&leaver).unwrap()));
+        shop.reconcile().await;
+        assert!(min_available(&shop) > 3);
+        assert_eq!(others.each_ref().map(|member| shop.evict(member)), [429; 2]);
     }
 
     /// What was evicted right before is not in the pods yet, but in the budget.

@@ -2,7 +2,7 @@
 //! the controller does; between these steps tests let others act.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
@@ -43,6 +43,11 @@ pub(super) struct Shop {
 impl Shop {
     /// The group `orders` of this spec, and nothing else.
     pub(super) async fn open(spec: Value) -> Shop {
+        Shop::open_at(spec, false).await
+    }
+
+    /// The same. Its API server tells the time if that is wanted.
+    async fn open_at(spec: Value, tells_time: bool) -> Shop {
         let cluster = Cluster::default();
         cluster.create("/api/v1/namespaces", &json!({"metadata": {"name": "shop"}}));
         let group = json!({
@@ -51,7 +56,9 @@ impl Shop {
             "spec": spec,
         });
         cluster.create(GROUPS, &group);
-        let (context, _) = super::context(cluster.client().await);
+        let clock = Arc::default();
+        let (context, _) = super::context(cluster.client(&clock, tells_time).await);
+        let context = Context { clock, ..context };
         Shop { cluster, context, running: Mutex::default() }
     }
 
@@ -92,7 +99,16 @@ impl Shop {
 
     /// A group of this spec whose backups all run, with disks where they have claims.
     pub(super) async fn with_backups(spec: Value) -> Shop {
-        let shop = Shop::open(spec).await;
+        Shop::open(spec).await.started().await
+    }
+
+    /// The same, with an API server that tells the time.
+    pub(super) async fn with_backups_and_time(spec: Value) -> Shop {
+        Shop::open_at(spec, true).await.started().await
+    }
+
+    async fn started(self) -> Shop {
+        let shop = self;
         shop.reconcile().await;
         for (number, name) in shop.backups().iter().enumerate() {
             shop.start(name, &format!("n{number}")).await;
