@@ -34,6 +34,8 @@ const BULK_WRITE: u32 = 1 << 20;
 pub(in crate::control) const BULK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause that a backup's "retry later" makes; it says some 100 ms.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
+/// Shortest pause, even if the backup asks for none: requests without one would keep a processor of each side busy.
+const RETRY_AFTER_MIN: Duration = Duration::from_millis(5);
 /// How long a sync may take: the flush of an open segment's part behind those of a few closed segments. A disk that takes longer
 /// is broken, and its member counts as lost.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
@@ -293,7 +295,7 @@ impl MemberLink {
                 Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
                     tracing::debug!(member = %self.member.id, path, %why, "will retry");
                     on_refused(&why);
-                    tokio::time::sleep(Duration::from_millis(after_ms.into()).min(RETRY_AFTER_MAX)).await;
+                    tokio::time::sleep(retry_pause(after_ms)).await;
                 }
                 reply => return reply,
             }
@@ -311,6 +313,11 @@ impl MemberLink {
     ) -> Result<Rep, Failure> {
         self.client.call(path, request, self.timeout).await.map_err(failure)
     }
+}
+
+/// The pause for which a backup asks, within bounds.
+fn retry_pause(after_ms: u32) -> Duration {
+    Duration::from_millis(after_ms.into()).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
 }
 
 /// Posts a whole buffer and waits until it has completed.
@@ -375,4 +382,16 @@ fn failure(error: CallError) -> Failure {
 
 fn unreachable(error: impl std::fmt::Display) -> Failure {
     Failure::Unreachable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_cannot_ask_for_a_busy_loop_or_a_long_wait() {
+        for (after_ms, pause) in [(0, 5), (4, 5), (10, 10), (1000, 1000), (1001, 1000), (u32::MAX, 1000)] {
+            assert_eq!(retry_pause(after_ms), Duration::from_millis(pause), "{after_ms} ms");
+        }
+    }
 }
