@@ -3,10 +3,12 @@
 //! Called by [`run`](super::run) at the start and at the end; clients come to the [append loop](crate::path).
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tailwind_runtime::usage;
 
 use crate::path::Allowed;
@@ -34,7 +36,7 @@ pub(super) fn listen_on_socket(path: &Path, allowed: &Allowed) -> anyhow::Result
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).with_context(|| format!("create folder {}", folder.display()))?;
     }
-    if UnixStream::connect(path).is_ok() {
+    if is_in_use(path).context("look for another process at the append socket")? {
         bail!("socket {} is in use by another process: stop it, or choose another --socket", path.display());
     }
     match std::fs::symlink_metadata(path) {
@@ -51,6 +53,14 @@ pub(super) fn listen_on_socket(path: &Path, allowed: &Allowed) -> anyhow::Result
     listener.set_nonblocking(true).context("make the socket non-blocking")?;
     let bound = BoundSocket::at(path).with_context(|| format!("look at socket {}", path.display()))?;
     Ok((listener, bound))
+}
+
+/// True if a process listens there. One that is stopped takes no connection: once as many wait as may, a connect that blocks
+/// would wait as long as it is.
+fn is_in_use(path: &Path) -> rustix::io::Result<bool> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(matches!(connect(&socket, &SocketAddrUnix::new(path)?), Ok(()) | Err(Errno::AGAIN)))
 }
 
 /// The name that the append socket was bound to, and what it stood for then.
@@ -75,5 +85,26 @@ impl BoundSocket {
         if BoundSocket::file(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn socket_of_a_stopped_process_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("append.sock");
+        let stopped = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&stopped, 0).unwrap();
+        // The only place in its backlog.
+        let _waiting = UnixStream::connect(&path).unwrap();
+        let refused = |path: &Path| listen_on_socket(path, &Allowed::Own).err().map(|error| error.to_string());
+        assert!(refused(&path).is_some_and(|why| why.contains("is in use by another process")));
+        drop(stopped);
+        assert_eq!(refused(&path), None, "what is left over is replaced");
     }
 }
