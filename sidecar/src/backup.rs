@@ -1,6 +1,6 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
-//! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `room` (waits for
+//! Called by `main`. In the order in which a start meets them: [`options`], `start_signals`, `memory` (the pool, the fabric), `room` (waits for
 //! memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold), `memory_bound` (how many segments the memory has room for),
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
 //! other backups), `quarantine` (what is set aside), `other_files` (what
@@ -23,6 +23,7 @@ mod room;
 mod routes;
 mod scrub;
 mod sending;
+mod start_signals;
 mod status;
 
 use std::path::{Path, PathBuf};
@@ -62,6 +63,7 @@ use quarantine::Quarantine;
 use routes::Service;
 use scrub::Scrub;
 use sending::Places;
+use start_signals::StartSignals;
 use status::About;
 pub use status::example as example_metrics;
 
@@ -97,7 +99,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let name = own_name(name)?;
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
-    let mut signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
+    let signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
+    let mut signals = StartSignals::new(signals, Duration::from_secs(hold_up));
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Backup)?;
     let listener = http::listen(listen, &access).await?;
     let address = listener.local_addr().context("read the control address")?;
@@ -117,13 +120,14 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     explain_bus_errors(&format!("pool folder {}", home.pool.display())).context("install a signal handler")?;
     let fresh = memory::fresh_boot_id()?;
-    let begin = || {
-        let folder = OsFolder::open(&flush_dir)?;
-        let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
-        let started = start(&home, Box::new(folder), &mut memory, fresh)?;
+    let own_ip = advertise.own_ip(address);
+    let (config, dir, rdma_options, tls) = (home.clone(), flush_dir.clone(), rdma.clone(), access.tls().cloned());
+    let begin = move || {
+        let folder = OsFolder::open(&dir)?;
+        let mut memory = PoolMemory::new(config.pool.clone(), buffers, segment_size);
+        let started = start(&config, Box::new(folder), &mut memory, fresh)?;
         let pool = Arc::clone(memory.pool()?);
-        let own_ip = advertise.own_ip(address);
-        let receiver = crate::fabric::receiver(fabric, &rdma, &pool, &data, address, own_ip, access.tls())?;
+        let receiver = crate::fabric::receiver(fabric, &rdma_options, &pool, &data, address, own_ip, tls.as_ref())?;
         Ok((started, pool, receiver))
     };
     let listeners = room::Listeners { control: &listener, metrics: metrics_listener.as_ref() };
@@ -133,7 +137,9 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     };
 
     let fabric_kind = receiver.kind();
-    let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir, segment_size, hold_up), Ok)?;
+    let dir = flush_dir.clone();
+    let measure = move || flush_bandwidth.map_or_else(|| bandwidth::measure(&dir, segment_size, hold_up), Ok);
+    let bandwidth = signals.step(measure).await?;
     let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
     ensure_usage!(
         unflushed_bytes_max >= u64::from(segment_size.bytes()),
@@ -142,8 +148,15 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         readable_size(bandwidth)
     );
 
-    let bound = flush_bound(&flush_dir, flush_bytes, ephemeral_storage.filter(|bytes| *bytes > 0), segment_size)
-        .with_context(|| format!("bound the flush folder {}", flush_dir.display()))?;
+    let dir = flush_dir.clone();
+    let look = move || {
+        let bound = flush_bound(&dir, flush_bytes, ephemeral_storage.filter(|bytes| *bytes > 0), segment_size)
+            .with_context(|| format!("bound the flush folder {}", dir.display()))?;
+        let other_bytes = other_files::bytes(&dir).with_context(|| format!("list flush folder {}", dir.display()))?;
+        Ok((bound, other_bytes))
+    };
+    let (bound, other_bytes) = signals.step(look).await?;
+    started.found.other_bytes = other_bytes;
     let memory_bound = memory_bound(&home.pool, buffers, segment_size)
         .with_context(|| format!("look at pool folder {}", home.pool.display()))?;
     let limits = Limits {
@@ -153,8 +166,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         flush_bytes_max: Some(bound.bytes),
         copies_max: usize::try_from(memory_bound.segments).unwrap_or(usize::MAX),
     };
-    started.found.other_bytes =
-        other_files::bytes(&flush_dir).with_context(|| format!("list flush folder {}", flush_dir.display()))?;
     let (boot, unexpected_files) = (started.member_state.boot, started.unexpected_files);
     let (daemon, flusher) = Daemon::new(started, limits);
     let disk = Arc::clone(daemon.disk());
@@ -202,7 +213,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
     let counting = other_files::watch(flush_dir.clone(), handle.clone());
     let quarantine = Arc::new(Quarantine::new(flush_dir));
-    let own_ip = advertise.own_ip(address);
     let puller = Puller::new(&about, access.clone(), move || crate::fabric::reader(fabric, &rdma, own_ip))?;
     let service = Service {
         actor: handle.clone(),
@@ -279,7 +289,7 @@ async fn serve_until(
 async fn attend(
     handle: Handle,
     mut finished: oneshot::Receiver<()>,
-    signals: &mut Signals,
+    signals: &mut StartSignals,
     hold_up: Duration,
 ) -> anyhow::Result<()> {
     tokio::select! {

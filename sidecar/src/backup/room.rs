@@ -5,6 +5,7 @@
 //! control RPC.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -15,7 +16,6 @@ use axum::{Json, Router};
 use tailwind_protocol::rpc::Refusal;
 use tailwind_report::readiness::{Unready, UnreadyReason};
 use tailwind_runtime::http::Server;
-use tailwind_runtime::process::Signals;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -23,6 +23,7 @@ use tracing::{error, info};
 
 use super::memory::no_room;
 use super::routes::RIGHTS;
+use super::start_signals::StartSignals;
 use crate::access::Access;
 use crate::http;
 
@@ -36,13 +37,18 @@ pub(super) struct Listeners<'a> {
 }
 
 /// What `begin` gives once there is room for it; `None` if the process is told to end before. Any other failure is returned.
-pub(super) async fn begin_with_room<T>(
-    mut begin: impl FnMut() -> anyhow::Result<T>,
+pub(super) async fn begin_with_room<T: Send + 'static>(
+    begin: impl Fn() -> anyhow::Result<T> + Send + Sync + 'static,
     listeners: Listeners<'_>,
     access: &Access,
-    signals: &mut Signals,
+    signals: &mut StartSignals,
 ) -> anyhow::Result<Option<T>> {
-    let why = match begin() {
+    let begin = Arc::new(begin);
+    let once = || {
+        let begin = Arc::clone(&begin);
+        move || begin()
+    };
+    let why = match signals.step(once()).await {
         Ok(begun) => return Ok(Some(begun)),
         Err(error) => no_room(&error).ok_or(error)?,
     };
@@ -70,7 +76,7 @@ pub(super) async fn begin_with_room<T>(
             }
             () = tokio::time::sleep(TRY_AGAIN) => {}
         }
-        match begin() {
+        match signals.step(once()).await {
             Ok(begun) => break begun,
             Err(error) if no_room(&error).is_some() => {}
             Err(error) => return Err(error),
