@@ -26,14 +26,15 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 const HANDSHAKES_MAX: usize = 64;
 /// Connections that are accepted before those that wait are looked at again.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// Pause in accepting connections after one could not be accepted, as when the process is out of file descriptors.
+/// Pause after a connection could not be accepted, or after the thread could not wait for one, as when the process is out of
+/// file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The thread, seen from outside. Dropping it closes the port.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     address: SocketAddr,
-    stop: Arc<OwnedFd>,
+    pub(super) stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -89,7 +90,7 @@ impl Acceptor {
         self.address
     }
 
-    /// False when the thread has ended by itself, which it does only after an error.
+    /// False when the thread has ended by itself, which it does only by a panic.
     pub(super) fn is_open(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
@@ -107,15 +108,15 @@ impl Drop for Acceptor {
 
 impl Handshakes {
     fn run(mut self) {
-        while self.turn(Instant::now()).is_ok_and(|more| more) {}
+        while self.turn(Instant::now()) {}
     }
 
     /// Waits for something to happen and handles it; false when the thread must stop.
-    fn turn(&mut self, now: Instant) -> io::Result<bool> {
+    fn turn(&mut self, now: Instant) -> bool {
         self.accept_after = self.accept_after.filter(|after| now < *after);
-        let (stopped, ready) = self.wait(now)?;
+        let (stopped, ready) = self.wait(now);
         if stopped {
-            return Ok(false);
+            return false;
         }
         let now = Instant::now();
         // From the back, so that removing one does not move those still to be handled.
@@ -127,12 +128,12 @@ impl Handshakes {
             }
         }
         self.accept(now);
-        Ok(true)
+        true
     }
 
     /// Sleeps until the thread must stop, or a connection arrives, sends something or is too late. Which are readable, by
     /// index.
-    fn wait(&self, now: Instant) -> io::Result<(bool, Vec<bool>)> {
+    fn wait(&self, now: Instant) -> (bool, Vec<bool>) {
         let deadlines = self.pending.iter().map(|pending| pending.deadline).chain(self.accept_after);
         let timeout = deadlines.min().map(|deadline| timespec(deadline.saturating_duration_since(now)));
         let accepting = if self.accept_after.is_none() { PollFlags::IN } else { PollFlags::empty() };
@@ -142,10 +143,15 @@ impl Handshakes {
         watched.extend(self.pending.iter().map(|pending| PollFd::new(&pending.stream, PollFlags::IN)));
         match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Err(_) => {
+                thread::sleep(ACCEPT_PAUSE);
+                // Nothing has said which are ready. None of them blocks.
+                let stopped = rustix::io::read(&*self.stop, &mut [0; 8]).is_ok();
+                return (stopped, vec![true; self.pending.len()]);
+            }
         }
         let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        Ok((ready(&watched[0]), watched[2..].iter().map(ready).collect()))
+        (ready(&watched[0]), watched[2..].iter().map(ready).collect())
     }
 
     fn accept(&mut self, now: Instant) {

@@ -64,11 +64,10 @@ impl TcpReceiver {
 
     /// The same, if connections are still taken there.
     pub(super) fn open_address(&self) -> Result<SocketAddr, FabricError> {
-        if !self.acceptor.is_open() {
-            let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
-            return Err(FabricError::io("accept a data connection")(ended));
+        match self.problem() {
+            Some(why) => Err(FabricError::io("accept a data connection")(std::io::Error::other(why))),
+            None => Ok(self.acceptor.address()),
         }
-        Ok(self.acceptor.address())
     }
 }
 
@@ -118,6 +117,11 @@ impl Receiver for TcpReceiver {
     fn sharer(&mut self) -> Option<&mut dyn Sharer> {
         Some(self)
     }
+
+    fn problem(&self) -> Option<String> {
+        let ended = "the thread that takes connections has ended: restart this backup";
+        (!self.acceptor.is_open()).then(|| ended.to_owned())
+    }
 }
 
 impl Drop for TcpReceiver {
@@ -126,5 +130,29 @@ impl Drop for TcpReceiver {
         // Do not panic here because a thread has panicked.
         let _ = self.registry.close();
         self.shares.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// Otherwise it would be ready, and be asked for channels that nobody accepts.
+    #[test]
+    fn a_receiver_without_its_acceptor_reports_a_problem() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::open(dir.path(), 1, 64 << 10).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut receiver = TcpReceiver::new(pool, listener).unwrap();
+        assert_eq!(receiver.problem(), None);
+        rustix::io::write(&*receiver.acceptor.stop, &1u64.to_ne_bytes()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while receiver.problem().is_none() {
+            assert!(Instant::now() < deadline, "it reports nothing");
+            std::thread::yield_now();
+        }
+        assert!(receiver.accept(Writer(1), &Offer::Tcp).unwrap_err().to_string().contains("restart this backup"));
     }
 }
