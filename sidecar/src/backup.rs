@@ -1,12 +1,11 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
-//! Called by `main`. In the order in which a start meets them: [`options`], `start_signals`, `memory` (the pool, the fabric), `room` (waits for
-//! memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold), `memory_bound` (how many segments the memory has room for),
-//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
-//! other backups), `quarantine` (what is set aside), `other_files` (what
-//! else fills the folder), `routes`,
-//! `sending`, `heartbeats` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
-//! [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
+//! Called by `main`. In the order in which a start meets them: [`options`], `start_signals`, `memory` (the pool, the fabric),
+//! `room` (waits for memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold), `memory_bound` (how
+//! many segments the memory has room for), `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies
+//! segments from other backups), `quarantine` (what is set aside), `other_files` (what else fills the folder), `routes`,
+//! `sending`, `heartbeats` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried
+//! out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
 mod bandwidth;
