@@ -721,9 +721,13 @@ impl World {
         }
         let log = self.observed.group.status.as_ref().and_then(|status| status.log.clone());
         self.observed.group.status = Some(ReplicaGroupStatus { log, ..plan.status });
-        // A pod ends in the round after its deletion.
+        // A pod ends in the round after its deletion; one that has ended before is gone at once.
         let now = self.observed.now;
-        self.observed.backups.retain(|pod| pod.metadata.deletion_timestamp.as_ref().is_none_or(|time| time.0 == now));
+        let is_there = |pod: &Pod| {
+            let deleted = pod.metadata.deletion_timestamp.as_ref();
+            deleted.is_none_or(|time| time.0 == now && !has_failed(pod))
+        };
+        self.observed.backups.retain(is_there);
         self.lead();
         self.schedule();
         self.observed.now += jiff::SignedDuration::from_secs(60);
