@@ -142,6 +142,8 @@ pub(super) struct Inbox {
 pub(super) struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
+    /// Since when the client has taken none of the bytes that wait for it.
+    unread_since: Option<Instant>,
     /// The version that its client speaks; 0 before the hello.
     pub(super) version: u16,
     /// A hello has been answered.
@@ -331,11 +333,15 @@ impl ClientConnection {
             match sent {
                 Ok(count) => {
                     self.outbox.sent += count;
+                    self.outbox.unread_since = None;
                     // Who waited for this may come back at once.
                     self.silent_turns = 0;
                     self.busy |= self.ring.is_none();
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.outbox.unread_since.get_or_insert_with(Instant::now);
+                    return true;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::InvalidData => self.break_ring(&error.to_string()),
                 Err(_) => return false,
@@ -412,6 +418,11 @@ impl Inbox {
         self.large_since.filter(|_| self.end < self.limit).map(|since| since.elapsed())
     }
 
+    /// For how long a large frame that is complete has been here without being taken.
+    pub(super) fn untaken_for(&self) -> Option<Duration> {
+        self.large_since.filter(|_| self.end == self.limit).map(|since| since.elapsed())
+    }
+
     /// The first bytes of the room have been filled.
     pub(super) fn add(&mut self, count: usize) {
         self.end += count;
@@ -462,6 +473,11 @@ impl Outbox {
     /// Bytes that wait for the socket, or the ring, to take them.
     pub(super) fn waiting(&self) -> usize {
         self.bytes.len() - self.sent
+    }
+
+    /// For how long the client has taken none of the bytes that wait for it.
+    pub(super) fn unread_for(&self) -> Option<Duration> {
+        self.unread_since.map(|since| since.elapsed())
     }
 
     pub(super) fn answer(&mut self, request: u64, response: &Response<'_>) {

@@ -313,7 +313,10 @@ impl AppendLoop {
             let Some(client) = self.clients.in_slot(slot) else { continue };
             let age = client.since.elapsed();
             let silent = !client.outbox.greeted && client.outbox.held.is_none() && age > HELLO_TIMEOUT;
-            let half_sent = self.batch_memory.is_short() && client.inbox.half_sent_for() > Some(timeout);
+            let short = self.batch_memory.is_short();
+            let half_sent = short && client.inbox.half_sent_for() > Some(timeout);
+            // A batch is taken once there is room for its ack.
+            let unread = short && client.inbox.untaken_for().min(client.outbox.unread_for()) > Some(timeout);
             if half_sent {
                 tracing::warn!(
                     ?timeout,
@@ -326,7 +329,13 @@ impl AppendLoop {
                 client.outbox.refuse(0, ErrorCode::Busy, true, CONNECT_RETRY_MS, &message);
                 let _ = client.send();
             }
-            if silent || half_sent || (is_for_status(slot) && age > STATUS_TIMEOUT) {
+            if unread {
+                tracing::warn!(
+                    ?timeout,
+                    "disconnected a client that read no answers while others waited for the memory of its batch"
+                );
+            }
+            if silent || half_sent || unread || (is_for_status(slot) && age > STATUS_TIMEOUT) {
                 self.close(slot);
             }
         }

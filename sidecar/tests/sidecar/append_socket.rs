@@ -395,6 +395,20 @@ fn large_batch(size: usize) -> Vec<u8> {
     bytes
 }
 
+/// Sends bytes that may be more than the socket holds.
+fn feed(harness: &mut LoopHarness, client: &mut Client, bytes: &[u8]) {
+    let mut sent = 0;
+    harness.until("the socket to take it", |_| {
+        while let Ok(count) = std::io::Write::write(&mut client.stream, &bytes[sent..]) {
+            sent += count;
+            if sent == bytes.len() {
+                return Some(());
+            }
+        }
+        None
+    });
+}
+
 /// Room for one large batch at a time, and clients that may take as long as they like unless `timeout` says otherwise.
 fn tight(timeout: Duration) -> LoopHarness {
     let batch_memory = Options::batch_memory_min(SegmentSize::DEFAULT);
@@ -405,18 +419,6 @@ fn tight(timeout: Duration) -> LoopHarness {
 fn large_batches_wait_for_memory_but_small_appends_do_not() {
     let mut harness = tight(Duration::from_secs(60));
     let batch = large_batch(3 << 20);
-    let feed = |harness: &mut LoopHarness, client: &mut Client, bytes: &[u8]| {
-        let mut sent = 0;
-        harness.until("the socket to take it", |_| {
-            while let Ok(count) = std::io::Write::write(&mut client.stream, &bytes[sent..]) {
-                sent += count;
-                if sent == bytes.len() {
-                    return Some(());
-                }
-            }
-            None
-        });
-    };
     let mut half = harness.client();
     feed(&mut harness, &mut half, &batch[..batch.len() - 1]);
     let mut waiting = harness.client();
@@ -456,6 +458,43 @@ fn a_batch_that_stalls_halfway_is_refused() {
     let dismissed = harness.hear(&mut half);
     assert!(dismissed.starts_with("Error { code: Busy, fatal: true") && dismissed.contains("half sent"), "{dismissed}");
     assert_eq!(harness.hear(&mut half), "Closed");
+}
+
+/// Appends as long as there is room for acks that nobody reads. How many were taken.
+fn append_unread(harness: &mut LoopHarness, client: &mut Client, most: usize) -> usize {
+    let before = harness.counters.acked.load(Ordering::Relaxed);
+    let taken = |harness: &LoopHarness| (harness.counters.acked.load(Ordering::Relaxed) - before) as usize;
+    let mut sent = 0;
+    while sent < most && taken(harness) == sent {
+        let more = (most - sent).min(100);
+        client.send(&vec![append(b"small"); more]);
+        harness.settle();
+        sent += more;
+    }
+    taken(harness)
+}
+
+#[test]
+fn a_client_that_reads_no_acks_loses_its_batch() {
+    let mut harness = tight(Duration::ZERO);
+    let mut first = harness.client();
+    let room = append_unread(&mut harness, &mut first, usize::MAX);
+    drop(first);
+    let mut deaf = harness.client();
+    assert_eq!(append_unread(&mut harness, &mut deaf, room), room, "there is room for so many acks, and no more");
+    let batch = large_batch(3 << 20);
+    feed(&mut harness, &mut deaf, &batch);
+    harness.settle();
+    let taken = harness.counters.acked.load(Ordering::Relaxed);
+    assert_eq!(taken, 2 * room as u64, "it waits for room for its ack, and nobody else for its memory");
+    let mut waiting = harness.client();
+    feed(&mut harness, &mut waiting, &batch);
+    assert_eq!(harness.hear(&mut waiting), ack(taken + 4));
+    let mut said = harness.hear(&mut deaf);
+    while said.starts_with("Ack") {
+        said = harness.hear(&mut deaf);
+    }
+    assert_eq!(said, "Closed", "its batch has no answer");
 }
 
 #[test]
