@@ -1,5 +1,5 @@
-//! Clients of the API server, made by [`run`](crate::run). Their requests are counted: what the operator costs its cluster. From the
-//! answers they know its clock.
+//! Clients of the API server, made by [`run`](crate::run). Their requests are counted: what the operator costs its cluster. From
+//! the answers they know its clock.
 //!
 //! Both are layers around the client. A request that the client repeats, since the server has asked it to wait, counts once.
 

@@ -166,8 +166,8 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
     let name = &group.name_any();
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
-    // Also those that run and are not ready: one whose device has failed says what it keeps. One that has just been started does not
-    // listen yet, and is not expected to.
+    // Also those that run and are not ready: one whose device has failed says what it keeps. One that has just been started does
+    // not listen yet, and is not expected to.
     let is_member = |pod: &Pod| log.is_some_and(|log| log.has_member(&pod.name_any()));
     let is_asked = |pod: &&Pod| is_true(pod, "ContainersReady") || is_running_unready(pod) || is_member(pod);
     let readers_shown = readers.iter().take(READERS_SHOWN_MAX);

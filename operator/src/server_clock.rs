@@ -1,8 +1,8 @@
-//! The API server's clock. What a plan compares with the present was dated there: when a pod was to have ended, since when a node is
-//! silent. With a clock of its own, an operator on a node whose clock is wrong would take a pod that ends for one that hangs.
+//! The API server's clock. What a plan compares with the present was dated there: when a pod was to have ended, since when a node
+//! is silent. With a clock of its own, an operator on a node whose clock is wrong would take a pod that ends for one that hangs.
 //!
-//! Set by [`api_requests`](crate::api_requests) from the dates of answers, read by [`observe`](crate::observe). What kubelets date
-//! themselves, such as the start of a container, is not covered.
+//! Set by [`api_requests`](crate::api_requests) from the dates of answers, read by [`observe`](crate::observe). What kubelets
+//! date themselves, such as the start of a container, is not covered.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;

@@ -22,7 +22,8 @@ use crate::server_version::ServerVersion;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Not now: a member is damaged, and what it lacks may be at one of the others alone; or a pod keeps what is in quarantine; or a
-    /// member leaves, and rests on the others; or backups hold a log, or a later epoch of it, of which the config store knows nothing.
+    /// member leaves, and rests on the others; or backups hold a log, or a later epoch of it, of which the config store knows
+    /// nothing.
     Never,
     /// Once its successor has its copy: there is a primary to fill one, and a node for it.
     AfterSuccessor,

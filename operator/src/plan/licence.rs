@@ -114,8 +114,8 @@ impl Withheld {
     }
 }
 
-/// What shows that the config store was restored from an older copy: a backup has promised a later epoch. What the store names as the
-/// set may lack everything since then, and whoever holds that may be outside of it.
+/// What shows that the config store was restored from an older copy: a backup has promised a later epoch. What the store names as
+/// the set may lack everything since then, and a backup outside of it may hold that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaterEpoch {
     backup: String,
@@ -243,8 +243,8 @@ impl Look {
         later.map_or(Ok(()), |later| Err(later.to_string()))
     }
 
-    /// Whether the one that leaves keeps nothing in quarantine, if it answers. One that is in no set and not ready may not have answered
-    /// before.
+    /// Whether the one that leaves keeps nothing in quarantine, if it answers. One that is in no set and not ready may not have
+    /// answered before.
     fn keeps_nothing(&self, leaver: &str) -> Result<(), String> {
         match self.reports.get(leaver) {
             Some(Ok(report)) if report.quarantined != Some(0) => {

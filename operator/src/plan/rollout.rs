@@ -67,8 +67,8 @@ pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     plan
 }
 
-/// Whether what it waits for may never come: a successor that is refused, fails again, or does not join the set, or a deletion that
-/// is refused. The member that leaves stays all that time.
+/// Whether what it waits for may never come: a successor that is refused, fails again, or does not join the set, or a deletion
+/// that is refused. The member that leaves stays all that time.
 fn is_stalled(state: &GroupState<'_>, plan: &BackupPlan) -> bool {
     let is_blocked = plan.replacement.as_ref().is_some_and(Replacement::is_blocked);
     let is_refused = said(state, Degraded::CONDITION) == Some("ApiRefused");

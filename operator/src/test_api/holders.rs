@@ -153,7 +153,8 @@ async fn a_member_stays_if_it_has_promised_a_later_epoch() {
     assert!(removals(&leaving.shop.look().await).is_empty());
 }
 
-/// One that is in no set and not ready may not have answered before. What it keeps in quarantine may be the last copy all the same.
+/// One that is in no set and not ready may not have answered before. What it keeps in quarantine may be the last copy all the
+/// same.
 #[tokio::test]
 async fn an_unready_pod_stays_with_what_is_in_quarantine_by_now() {
     let leaving = Leaving::planned().await;

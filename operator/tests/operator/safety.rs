@@ -96,8 +96,8 @@ struct Begin {
     fabric_fails: bool,
     /// The config store was emptied.
     forgotten: bool,
-    /// It was restored from a copy that was made before the newest set was written to, and no primary continues. Not with claims: they
-    /// cannot report what is on them.
+    /// It was restored from a copy that was made before the newest set was written to, and no primary continues. Not with claims:
+    /// they cannot report what is on them.
     went_back: bool,
     /// The primary's pod is being deleted on a node that is dead, and nobody can take over.
     lost: bool,
@@ -192,7 +192,7 @@ fn begin() -> impl Strategy<Value = Begin> {
                     pods: pods
                         .into_iter()
                         .map(|pod| Start { member: pod.member && (disks.0 || pod.state != 2), ..pod })
-                        // Whoever says nothing cannot say that the config store went back.
+                        // A backup that says nothing does not tell that the config store went back.
                         .map(|pod| Start { silent: pod.silent && !went_back, ..pod })
                         .collect(),
                     cordoned,
