@@ -31,8 +31,8 @@
 //!
 //! # How a channel is opened
 //!
-//! [`Sender::begin`] → [`Opening::offer`] travels to the receiver → [`Receiver::accept`] → its [`ChannelAnswer`] travels back →
-//! [`Opening::connect`]. Offers, answers and grants travel inside the control RPC and nowhere else.
+//! [`Sender::begin`] → [`Opening::offer`] travels to the receiver → [`Receiver::accept`], [`Admission::complete`] → its
+//! [`ChannelAnswer`] travels back → [`Opening::connect`]. Offers, answers and grants travel inside the control RPC and nowhere else.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -44,7 +44,7 @@ use crate::buffer::{AppendBuffer, SharedBuffer};
 use crate::error::{ChannelError, FabricError};
 use crate::mapping::Mapping;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
-use crate::reading::Sharer;
+use crate::reading::{Admission, Sharer};
 
 /// Checks what [`Channel::post`] panics at.
 pub(crate) fn check_range(remote: &RemoteBuffer, local: &SharedBuffer, range: &Range<u32>) {
@@ -82,8 +82,9 @@ pub struct RemoteBuffer {
 pub trait Receiver: Send {
     /// Which fabric this is.
     fn kind(&self) -> FabricKind;
-    /// Prepares for one channel of `writer`. Refused when a revocation covers it.
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError>;
+    /// Prepares for one channel of `writer`, which is ready when the admission is complete. Refused when a revocation covers it,
+    /// now or before it is complete.
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Admission, FabricError>;
     /// Zeroes the slot (promise 5) and lets `writer` write it. An earlier lending of the slot is over.
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError>;
     /// Ends one lending whose writer has finished with it, which is what the caller answers for: it waits for no write's
@@ -97,7 +98,8 @@ pub trait Receiver: Send {
     /// Ends the lending of the slot, if there is one, whether its writer has finished or not, and gives the bytes up: the
     /// slot reads as zero. Its memory may be kept for the next lending, where no earlier writer can touch it.
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError>;
-    /// Revokes every writer smaller than `writer`, for good (promise 3). On an error the caller must end the process.
+    /// Revokes every writer smaller than `writer`, for good (promise 3), and waits for no admission. On an error the caller must
+    /// end the process.
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError>;
     /// The read side of this receiver; `None` where the fabric has none.
     fn sharer(&mut self) -> Option<&mut dyn Sharer> {

@@ -59,24 +59,23 @@ pub trait Sharer {
     fn dismiss(&mut self, reader: ReaderId);
 }
 
-/// What is left to do for a channel that was admitted. It belongs to no thread, and holds up nobody but its reader.
+/// What is left to do for a channel that was admitted. It belongs to no thread, and holds up nobody but its writer or reader.
 #[must_use = "the channel is not ready before it is complete"]
 pub struct Admission(Box<dyn FnOnce() -> Result<ChannelAnswer, FabricError> + Send>);
 
 impl Admission {
     /// Nothing is left to do.
-    pub(crate) fn ready(answer: ChannelAnswer) -> Admission {
+    pub fn ready(answer: ChannelAnswer) -> Admission {
         Admission(Box::new(|| Ok(answer)))
     }
 
     /// This is left to do.
-    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only queue pairs have to be connected"))]
-    pub(crate) fn after(connect: impl FnOnce() -> Result<ChannelAnswer, FabricError> + Send + 'static) -> Admission {
+    pub fn after(connect: impl FnOnce() -> Result<ChannelAnswer, FabricError> + Send + 'static) -> Admission {
         Admission(Box::new(connect))
     }
 
-    /// Makes the channel ready. May wait: over `verbs` the kernel looks for the way to the reader's address, for a second if
-    /// nobody has it. Fails if the reader has been dismissed since it was admitted.
+    /// Makes the channel ready. May wait: over `verbs` the kernel looks for the way to the other side's address, for a second if
+    /// nobody has it. Fails if the reader has been dismissed, or the writer revoked, since it was admitted.
     pub fn complete(self) -> Result<ChannelAnswer, FabricError> {
         (self.0)()
     }

@@ -58,7 +58,7 @@ use crate::error::{ChannelError, FabricError};
 use crate::mapping::{Flag, Mapping, check_slot_file, is_lent_under};
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
-use crate::reading::{Readers, Sharer};
+use crate::reading::{Admission, Readers, Sharer};
 use crate::secret;
 
 pub use reading::ShmReader;
@@ -142,10 +142,10 @@ impl Receiver for ShmReceiver {
         FabricKind::Shm
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Admission, FabricError> {
         self.check(writer)?;
         let Offer::Shm = offer else { return Err(FabricError::mismatch(self.kind(), offer.kind())) };
-        Ok(ChannelAnswer::Shm)
+        Ok(Admission::ready(ChannelAnswer::Shm))
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {

@@ -7,7 +7,7 @@
 //! - `device`, `port`, `memory`, `queue`: libibverbs' objects, each destroyed once and in order.
 //! - `events`: what a device reports outside of any work request.
 //! - `sender` and its `channel`: staged work requests, one doorbell and one signalled completion for each batch.
-//! - `receiver`: a protection domain for each writer, a registration for each lending.
+//! - `receiver`: a protection domain for each writer, a registration for each lending. `writer_pairs`: their queue pairs.
 //! - `reading`: the read side, with rights of its own.
 //! - `measure`: what the preflight measures.
 //!
@@ -22,11 +22,15 @@
 //!    acknowledged (3a).
 //! 4. Then it deregisters the writer's lendings. `ibv_dereg_mr(3)` returns when the card no longer uses their
 //!    translations, and the kernel unpins the pages behind it: what the card had accepted is in memory (3c).
-//! 5. Each is a synchronous command to the device and waits for no sender. If one fails, [`Receiver::revoke_below`]
+//! 5. A queue pair that is being connected, on another thread, is not among those of step 3: it may be able to receive for a
+//!    while longer. No byte lands by it, because its domain has no registration left and gets none. An empty write names no
+//!    key, so it could complete; but nobody can address it. Its number and its first packet number leave the process only
+//!    after it has been taken in, under the lock that the revocation takes, and then it is not taken in any more.
+//! 6. Each command to the device is synchronous and waits for no sender. If one fails, [`Receiver::revoke_below`]
 //!    reports it and the daemon ends, which has the kernel destroy all of them.
-//! 6. A later connection between the same queue-pair numbers starts at a random packet number (24 bits), so that stray
+//! 7. A later connection between the same queue-pair numbers starts at a random packet number (24 bits), so that stray
 //!    packets of an earlier one fall outside its window.
-//! 7. The kernel destroys what a dead process had before that process is gone, and [`Pool`] waits for the process
+//! 8. The kernel destroys what a dead process had before that process is gone, and [`Pool`] waits for the process
 //!    that had it before (promise 7).
 //!
 //! [`Receiver::revoke_below`]: crate::Receiver::revoke_below
@@ -56,6 +60,8 @@ mod retry;
 mod select;
 #[cfg(feature = "verbs")]
 mod sender;
+#[cfg(feature = "verbs")]
+mod writer_pairs;
 
 #[cfg(feature = "verbs")]
 use ibverbs_sys as ffi;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::Serialize;
 use tailwind_backup::{Daemon, DaemonCounters, OutputResult};
-use tailwind_fabric::{ChannelAnswer, FabricError, FabricKind, Grant, Offer, ReadGrant, ReaderId, Writer};
+use tailwind_fabric::{Admission, ChannelAnswer, FabricError, FabricKind, Grant, Offer, ReadGrant, ReaderId, Writer};
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -67,7 +67,8 @@ pub(super) struct ChannelRequest {
 pub(super) enum ActorReply {
     Inventory(Inventory),
     Damage(Vec<CopyReport>),
-    Connected(ChannelAnswer, Option<Grant>),
+    /// The channel is ready once this is complete: see [`connect`].
+    Connecting(Admission, Option<Grant>),
     Opened(Grant, Option<Grant>),
     Filling(Filling),
     Fetch(Place, SegmentIdentity, Closure),
@@ -180,8 +181,7 @@ impl Handle {
         self.question(|answer| ActorMessage::ClosedBehind(segment, answer)).await?
     }
 
-    /// Makes a reader's channel ready. Guests have a certificate of readers, and fewer places. `place` is held until it is:
-    /// that can take a second, so it does not happen on the actor's thread.
+    /// Makes a reader's channel ready. Guests have a certificate of readers, and fewer places. `place` is held until it is.
     pub(super) async fn read_connect(
         &self,
         request: ReadConnectRequest<Offer>,
@@ -192,17 +192,13 @@ impl Handle {
         let Admitted { admission, new_at } =
             self.request(|answer| ActorMessage::ReadConnect(request, is_guest, answer)).await?;
         let inbox = self.inbox.clone();
-        // To its end, even if the caller has gone.
-        let complete = move || {
-            let _place = place;
-            let answer = admission.complete();
-            if let (Err(_), Some(new_at)) = (&answer, new_at) {
+        let give_up = move || {
+            if let Some(new_at) = new_at {
                 // An actor that is gone has no readers. Perhaps nobody would ever hear of this one again.
                 let _ = inbox.send(ActorMessage::GiveUpReader(reader, new_at));
             }
-            answer
         };
-        blocking(complete).await.map_err(|error| Refusal::Failed { why: error.to_string() })
+        complete(admission, place, give_up).await
     }
 
     /// Shares memory with a reader.
@@ -230,6 +226,25 @@ impl Handle {
         self.inbox.send(message(Answer { to, _place: place })).ok()?;
         answer.await.ok()
     }
+}
+
+/// Makes a writer's channel ready that the actor has admitted. Fails if the writer has been revoked by then.
+pub(super) async fn connect(admission: Admission, place: TakenPlace) -> Result<ChannelAnswer, Refusal> {
+    complete(admission, place, || {}).await
+}
+
+/// Completes an admission on another thread than the actor's, since it may take a second: to its end, even if the caller has
+/// gone. `place` is held until then.
+async fn complete(
+    admission: Admission,
+    place: TakenPlace,
+    on_failure: impl FnOnce() + Send + 'static,
+) -> Result<ChannelAnswer, Refusal> {
+    let complete = move || {
+        let _place = place;
+        admission.complete().inspect_err(|_| on_failure())
+    };
+    blocking(complete).await.map_err(|error| Refusal::Failed { why: error.to_string() })
 }
 
 /// Where the actor's messages will arrive. Made before the actor, so that its flusher can answer.
@@ -482,12 +497,12 @@ impl Running {
     fn accept(&mut self, epoch: Epoch, channel: Option<&ChannelRequest>) -> Result<ActorReply, Refusal> {
         let channel = channel.ok_or_else(|| Refusal::BadRequest { why: "no offer".to_owned() })?;
         let lent = &mut self.actor.lent;
-        let answer = lent.receiver.accept(Writer(epoch.0), &channel.offer).map_err(|error| match error {
+        let admission = lent.receiver.accept(Writer(epoch.0), &channel.offer).map_err(|error| match error {
             FabricError::Mismatch { ours, theirs } => Refusal::BadRequest { why: other_fabric(ours, theirs) },
             _ => Refusal::Failed { why: error.to_string() },
         })?;
         let board = if channel.board { lent.board(epoch) } else { None };
-        Ok(ActorReply::Connected(answer, board))
+        Ok(ActorReply::Connecting(admission, board))
     }
 
     fn read_connect(&mut self, request: &ReadConnectRequest<Offer>, is_guest: bool) -> Result<Admitted, Refusal> {
@@ -532,10 +547,129 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-    use tailwind_protocol::ids::LogId;
+    use std::sync::Mutex;
 
+    use futures_util::FutureExt;
+    use tailwind_backup::{BackupConfig, OsFolder, start as begin};
+    use tailwind_fabric::shm::ShmReceiver;
+    use tailwind_fabric::{Receiver, SlotId};
+    use tailwind_protocol::backup::Limits;
+    use tailwind_protocol::ids::{BootId, Claim, LogId};
+    use tailwind_protocol::layout::SegmentSize;
+    use tailwind_protocol::rpc::{Caller, FenceRequest};
+
+    use super::super::memory::{PoolBuffers, PoolMemory};
+    use super::super::sending::Places;
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Its channels become ready when the test says so, unless their writers have been revoked.
+    struct SlowReceiver {
+        shm: ShmReceiver,
+        revoked_below: Arc<Mutex<Writer>>,
+        ready: Arc<Mutex<mpsc::Receiver<()>>>,
+    }
+
+    impl Receiver for SlowReceiver {
+        fn kind(&self) -> FabricKind {
+            self.shm.kind()
+        }
+
+        fn accept(&mut self, writer: Writer, _: &Offer) -> Result<Admission, FabricError> {
+            let (revoked_below, ready) = (Arc::clone(&self.revoked_below), Arc::clone(&self.ready));
+            Ok(Admission::after(move || {
+                ready.lock().unwrap().recv().unwrap();
+                let is_revoked = writer < *revoked_below.lock().unwrap();
+                if is_revoked { Err(FabricError::Revoked(writer)) } else { Ok(ChannelAnswer::Shm) }
+            }))
+        }
+
+        fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
+            self.shm.lend(writer, slot)
+        }
+
+        fn end_lending(&mut self, slot: SlotId) {
+            self.shm.end_lending(slot);
+        }
+
+        fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
+            self.shm.release(slot)
+        }
+
+        fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
+            *self.revoked_below.lock().unwrap() = writer;
+            self.shm.revoke_below(writer)
+        }
+    }
+
+    /// A backup whose channels become ready one for each message, and the end of its thread.
+    fn slow_backup(dir: &std::path::Path) -> (Handle, mpsc::Sender<()>, oneshot::Receiver<()>) {
+        let home = BackupConfig {
+            group: "db".parse().unwrap(),
+            member: "b0".parse().unwrap(),
+            pool: dir.join("pool"),
+            buffers: 2,
+            segment_size: SegmentSize::MIN,
+            kernel: "this boot".to_owned(),
+        };
+        let mut memory = PoolMemory::new(home.pool.clone(), home.buffers, home.segment_size);
+        let folder = OsFolder::open(&dir.join("flush")).unwrap();
+        let started = begin(&home, Box::new(folder), &mut memory, BootId(1)).unwrap();
+        let pool = Arc::clone(memory.pool().unwrap());
+        let (ready, wait) = mpsc::channel();
+        let shm = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+        let (revoked_below, wait) = (Arc::new(Mutex::new(Writer(0))), Arc::new(Mutex::new(wait)));
+        let limits = Limits {
+            slots: home.buffers,
+            slot_size: home.segment_size.bytes(),
+            unflushed_bytes_max: u64::MAX,
+            flush_bytes_max: None,
+            copies_max: usize::MAX,
+        };
+        let (daemon, flusher) = Daemon::new(started, limits);
+        let (handle, inbox) = inbox();
+        let answers = handle.clone();
+        let flusher = FlusherThread::start(flusher, PoolBuffers(Arc::clone(&pool)), move |input| answers.tell(input));
+        let lent = Lent::new(Box::new(SlowReceiver { shm, revoked_below, ready: wait }), pool);
+        let finished = start(Actor { daemon, lent, flusher: flusher.unwrap() }, inbox).unwrap();
+        (handle, ready, finished)
+    }
+
+    /// Over verbs connecting takes a second where a writer's address does not answer. A promotion must not wait for that.
+    #[tokio::test]
+    async fn a_fence_waits_for_no_channel() {
+        let dir = tempfile::tempdir().unwrap();
+        let (handle, ready, finished) = slow_backup(dir.path());
+        let caller = |epoch| Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(epoch) };
+        let fence = |epoch, earlier| {
+            let (caller, claim, won) = (caller(epoch), Claim(epoch), Epoch(epoch - 1));
+            let request = Request::Fence(FenceRequest { caller, claim, earlier, won, joined: None, after: None });
+            tokio::time::timeout(LONG, handle.ask(request, None))
+        };
+        let connect = |epoch| {
+            let channel = ChannelRequest { offer: Offer::Shm, board: false };
+            tokio::time::timeout(LONG, handle.ask(Request::Connect(caller(epoch)), Some(channel)))
+        };
+        let admission = |reply: ActorReply| match reply {
+            ActorReply::Connecting(admission, None) => admission,
+            other => panic!("{other:?}"),
+        };
+        let places = Places::new();
+        fence(1, Vec::new()).await.unwrap().unwrap();
+        let old = admission(connect(1).await.unwrap().unwrap());
+        let old = tokio::spawn(super::connect(old, places.channel().await));
+        let fenced = fence(2, vec![Claim(1)]).await.expect("it waits for no channel").unwrap();
+        assert!(matches!(fenced, ActorReply::Inventory(_)), "{fenced:?}");
+        ready.send(()).unwrap();
+        let refused = old.await.unwrap().unwrap_err();
+        assert!(matches!(&refused, Refusal::Failed { why } if why.contains("revoked")), "{refused:?}");
+        ready.send(()).unwrap();
+        let new = admission(connect(2).await.unwrap().unwrap());
+        super::connect(new, places.channel().await).await.unwrap();
+        handle.tell(Input::Shutdown);
+        tokio::time::timeout(LONG, finished).await.unwrap().unwrap();
+    }
 
     #[test]
     fn callers_that_have_gone_leave_a_bounded_queue() {

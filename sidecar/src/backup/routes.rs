@@ -1,4 +1,4 @@
-//! The control RPC's paths: JSON in, a question to the [`actor`](super::actor), JSON out. And status, probes, metrics.
+//! The control RPC's paths: JSON in, a question to the [`actor`], JSON out. And status, probes, metrics.
 //!
 //! Served by [`run`](super::run) through [`http`](crate::http). Bodies become checked types here and nowhere else.
 
@@ -28,7 +28,7 @@ use tailwind_report::report;
 use tokio::time::timeout;
 use tracing::error;
 
-use super::actor::{ActorReply, ActorStatus, ChannelRequest, Handle};
+use super::actor::{self, ActorReply, ActorStatus, ChannelRequest, Handle};
 use super::memory::PoolBuffers;
 use super::pull::Puller;
 use super::quarantine::{Quarantine, Quarantined};
@@ -211,7 +211,11 @@ async fn connect(
 ) -> Replied<ConnectReply<ChannelAnswer, Grant>> {
     let end = ChannelRequest { offer: request.offer, board: request.board };
     match service.actor.ask(Request::Connect(request.caller), Some(end)).await? {
-        ActorReply::Connected(answer, board) => Ok(Json(ConnectReply { boot: service.about.boot, answer, board })),
+        ActorReply::Connecting(admission, board) => {
+            let place = service.places.channel().await;
+            let answer = actor::connect(admission, place).await?;
+            Ok(Json(ConnectReply { boot: service.about.boot, answer, board }))
+        }
         other => Err(confused(&other)),
     }
 }

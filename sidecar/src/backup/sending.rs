@@ -28,6 +28,9 @@ const READER_FETCHES_MAX: usize = 4;
 /// Read channels being connected at a time, for readers and, as many, for all others: each may wait a second for its
 /// reader's address.
 const CONNECTING_MAX: usize = 4;
+/// Writers' channels being connected at a time, of those that the promised epoch has asked for. A primary has two, and makes them
+/// again after a failure. Each may wait a second for its writer's address.
+const WRITERS_CONNECTING_MAX: usize = 8;
 /// Pages of the inventory being made for readers and sent to them at a time: 2 × 16 MiB of memory at most.
 const READER_INVENTORIES_MAX: usize = 2;
 /// Bytes handed to the connection at a time.
@@ -44,6 +47,7 @@ pub(super) struct Places {
     reader_inventories: Arc<Semaphore>,
     connecting: Arc<Semaphore>,
     reader_connecting: Arc<Semaphore>,
+    writers_connecting: Arc<Semaphore>,
 }
 
 /// A place that is taken. It is free again when this is dropped.
@@ -60,6 +64,7 @@ impl Places {
             reader_inventories: places(READER_INVENTORIES_MAX),
             connecting: places(CONNECTING_MAX),
             reader_connecting: places(CONNECTING_MAX),
+            writers_connecting: places(WRITERS_CONNECTING_MAX),
         }
     }
 
@@ -84,6 +89,11 @@ impl Places {
             Some(PeerRole::Reader) => take(&self.reader_connecting).await,
             Some(PeerRole::Backup | PeerRole::Sidecar) | None => take(&self.connecting).await,
         }
+    }
+
+    /// A place for a writer's channel that is being connected.
+    pub(super) async fn channel(&self) -> TakenPlace {
+        take(&self.writers_connecting).await
     }
 
     /// A place for a page of the inventory; sidecars need none.

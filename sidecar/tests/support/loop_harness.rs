@@ -235,7 +235,7 @@ impl LoopHarness {
         match output {
             Output::Connect(seat, _) => {
                 let receiver = &mut self.receivers[usize::from(seat.index)];
-                let answer = receiver.accept(writer, &Offer::Shm).unwrap();
+                let answer = receiver.accept(writer, &Offer::Shm).unwrap().complete().unwrap();
                 let channel = ShmSender::default().begin().unwrap().connect(&answer, [127, 0, 0, 1].into()).unwrap();
                 let shut = if usize::from(seat.index) == BACKUPS { &self.spare_shut } else { &self.shut };
                 let (shut, depth, posts) = (Arc::clone(shut), Arc::clone(&self.depth), Arc::clone(&self.posts));

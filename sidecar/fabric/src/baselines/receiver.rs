@@ -18,6 +18,7 @@ use crate::contract::Receiver;
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
+use crate::reading::Admission;
 use crate::secret::{self, Secret};
 use crate::tcp::registry::Registry;
 
@@ -141,7 +142,7 @@ impl Receiver for MessageReceiver {
         FabricKind::Baseline(self.baseline)
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Admission, FabricError> {
         self.registry.check(writer)?;
         let socket = match offer {
             Offer::Baseline { baseline, socket } if *baseline == self.baseline => socket,
@@ -154,7 +155,7 @@ impl Receiver for MessageReceiver {
         }
         let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
         self.connections.push(self.connect(writer, socket, &secret).map_err(accept)?);
-        Ok(ChannelAnswer::Baseline { baseline: self.baseline, secret })
+        Ok(Admission::ready(ChannelAnswer::Baseline { baseline: self.baseline, secret }))
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {

@@ -10,7 +10,7 @@ use crate::contract::Receiver;
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
-use crate::reading::Sharer;
+use crate::reading::{Admission, Sharer};
 use crate::secret::{self, Secret};
 
 use super::acceptor::Acceptor;
@@ -76,7 +76,7 @@ impl Receiver for TcpReceiver {
         FabricKind::Tcp
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Admission, FabricError> {
         self.registry.check(writer)?;
         let Offer::Tcp = offer else {
             return Err(FabricError::mismatch(self.kind(), offer.kind()));
@@ -84,7 +84,7 @@ impl Receiver for TcpReceiver {
         let address = self.open_address()?;
         let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
         self.registry.expect(writer, secret.clone(), Instant::now());
-        Ok(ChannelAnswer::Tcp { address, secret })
+        Ok(Admission::ready(ChannelAnswer::Tcp { address, secret }))
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {

@@ -76,7 +76,7 @@ pub fn measure(pool: &Arc<Pool>, selected: &SelectedPort, tuning: Tuning) -> Res
     fresh.publish(WRITE_SIZE);
 
     let opening = sender.begin()?;
-    let answer = receiver.accept(Writer(1), &opening.offer())?;
+    let answer = receiver.accept(Writer(1), &opening.offer())?.complete()?;
     let mut channel = opening.connect(&answer, LOOPBACK)?;
     let mut writes = Vec::with_capacity(WRITES);
     for _ in 0..WRITES {

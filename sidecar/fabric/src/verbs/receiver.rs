@@ -13,19 +13,16 @@ use super::port::Port;
 use super::queue::{CompletionQueue, QueuePair};
 use super::reading::Sharing;
 use super::select::SelectedPort;
+use super::writer_pairs::WriterPairs;
 use super::{Tuning, ffi};
 use crate::contract::Receiver;
 use crate::error::FabricError;
 use crate::mapping::Mapping;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
-use crate::reading::Sharer;
+use crate::reading::{Admission, Sharer};
 use crate::secret;
 
-/// Channels of one writer that are kept: it has one for appends and one for images. After each failure it makes a new one,
-/// and this side, which only receives, does not learn that the old one is dead: the newest sixteen include both living ones,
-/// and a writer never has more queue pairs.
-const CHANNELS_MAX: usize = 16;
 /// Room for completions. There are none: nothing is ever posted here.
 const COMPLETIONS: u32 = 1;
 /// Depth of a send queue that is never used.
@@ -35,11 +32,9 @@ const DEPTH: u32 = 1;
 #[derive(Debug)]
 pub struct VerbsReceiver {
     writers: BTreeMap<Writer, WriterRights>,
+    pub(super) pairs: Arc<WriterPairs>,
     revoked_below: Writer,
     pub(super) sharing: Sharing,
-    /// A registration that could not be ended: every later call fails, so that the daemon ends and the kernel
-    /// does it.
-    pub(super) stuck: Option<String>,
     pub(super) completions: Arc<CompletionQueue>,
     pub(super) port: Port,
     pub(super) tuning: Tuning,
@@ -49,10 +44,9 @@ pub struct VerbsReceiver {
     pub(super) pool: Claim,
 }
 
-/// All that one writer can write with. Fields go in this order, which is that of a revocation.
+/// All that one writer can write to.
 #[derive(Debug)]
 struct WriterRights {
-    pairs: Newest<QueuePair>,
     lendings: BTreeMap<SlotId, RegisteredSlot>,
     domain: Arc<Domain>,
 }
@@ -130,8 +124,9 @@ impl VerbsReceiver {
         };
         let (context, port, completions, watcher) =
             open().map_err(FabricError::io(format!("open RDMA device {selected}")))?;
-        let (writers, revoked_below, sharing, stuck) = (BTreeMap::new(), Writer(0), Sharing::default(), None);
-        Ok(VerbsReceiver { writers, revoked_below, sharing, stuck, completions, port, tuning, watcher, context, pool })
+        let (writers, pairs, revoked_below) = (BTreeMap::new(), Arc::default(), Writer(0));
+        let sharing = Sharing::default();
+        Ok(VerbsReceiver { writers, pairs, revoked_below, sharing, completions, port, tuning, watcher, context, pool })
     }
 
     /// Fails if the device cannot be used.
@@ -152,23 +147,9 @@ impl VerbsReceiver {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let domain = Arc::new(Domain::new(Arc::clone(&self.context))?);
-                Ok(entry.insert(WriterRights { pairs: Newest::new(CHANNELS_MAX), lendings: BTreeMap::new(), domain }))
+                Ok(entry.insert(WriterRights { lendings: BTreeMap::new(), domain }))
             }
         }
-    }
-
-    /// Destroys the oldest queue pair of a writer that has as many as are kept. The writer has given it up long ago; if it
-    /// has not, a write fails and it makes a new one. Nothing is ever acknowledged for that reason.
-    fn make_room(&mut self, writer: Writer) -> io::Result<()> {
-        let Some(oldest) = self.writers.get_mut(&writer).and_then(|rights| rights.pairs.make_room()) else {
-            return Ok(());
-        };
-        let destroyed = destroy([oldest], &self.completions);
-        if let Err(error) = &destroyed {
-            // It may continue to take writes, and no revocation would know of it.
-            self.stuck = Some(format!("an old queue pair cannot be destroyed ({error})"));
-        }
-        destroyed
     }
 
     /// Ends the lending of a slot, to any writer.
@@ -183,10 +164,9 @@ impl VerbsReceiver {
 }
 
 impl WriterRights {
-    /// In the order of the proof in [`verbs`](super).
-    fn revoke(self, completions: &CompletionQueue) -> io::Result<()> {
-        let WriterRights { pairs, lendings, domain } = self;
-        destroy(pairs, completions)?;
+    /// After the writer's queue pairs, in the order of the proof in [`verbs`](super).
+    fn revoke(self) -> io::Result<()> {
+        let WriterRights { lendings, domain } = self;
         lendings.into_values().try_for_each(RegisteredSlot::end)?;
         drop(domain);
         Ok(())
@@ -211,28 +191,30 @@ impl Receiver for VerbsReceiver {
         FabricKind::Verbs
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Admission, FabricError> {
         self.check(writer)?;
-        let Offer::Verbs { endpoint: remote } = offer else {
+        let Offer::Verbs { endpoint: remote } = *offer else {
             return Err(FabricError::mismatch(self.kind(), offer.kind()));
         };
-        let cannot_connect = || FabricError::io(format!("connect a queue pair to {}", remote.gid));
-        self.make_room(writer).map_err(cannot_connect())?;
+        let cannot_connect = move || FabricError::io(format!("connect a queue pair to {}", remote.gid));
         let (port, tuning, completions) = (self.port, self.tuning, Arc::clone(&self.completions));
-        let mut accept = || {
-            let rights = self.rights(writer)?;
+        let mut prepare = || {
             let first_psn = secret::packet_number()?;
-            let pair = QueuePair::new(&rights.domain, &completions, DEPTH, 0)?;
+            let pair = QueuePair::new(&self.rights(writer)?.domain, &completions, DEPTH, 0)?;
             pair.initialise(port.number, Access::RemoteWrite.flags())?;
-            pair.connect(&port, remote, first_psn, 1, tuning)?;
-            let answer = ChannelAnswer::Verbs {
-                endpoint: port.endpoint(pair.number(), first_psn),
-                in_order: pair.places_in_order(),
-            };
-            rights.pairs.push(pair);
-            Ok(answer)
+            Ok((pair, first_psn))
         };
-        accept().map_err(cannot_connect())
+        let (pair, first_psn) = prepare().map_err(cannot_connect())?;
+        self.pairs.expect(writer);
+        let pairs = Arc::clone(&self.pairs);
+        Ok(Admission::after(move || {
+            pair.connect(&port, &remote, first_psn, 1, tuning).map_err(cannot_connect())?;
+            let endpoint = port.endpoint(pair.number(), first_psn);
+            let answer = ChannelAnswer::Verbs { endpoint, in_order: pair.places_in_order() };
+            // Before anybody learns of it.
+            pairs.keep(writer, pair, &completions)?;
+            Ok(answer)
+        }))
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
@@ -257,14 +239,14 @@ impl Receiver for VerbsReceiver {
 
     fn end_lending(&mut self, slot: SlotId) {
         if let Err(error) = self.end(slot) {
-            self.stuck = Some(format!("the registration of slot {} could not be ended ({error})", slot.0));
+            self.pairs.note_stuck(&format!("the registration of slot {}", slot.0), &error);
         }
     }
 
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
         self.end_share(slot);
-        match self.stuck {
+        match self.pairs.stuck() {
             // Its keys are gone, and with them every way to write the memory.
             None => self.pool.keep(slot),
             Some(_) => self.pool.release(slot)?,
@@ -276,14 +258,13 @@ impl Receiver for VerbsReceiver {
         self.revoked_below = self.revoked_below.max(writer);
         let kept = self.writers.split_off(&writer);
         let revoked = std::mem::replace(&mut self.writers, kept);
-        let completions = Arc::clone(&self.completions);
-        revoked
-            .into_values()
-            .try_for_each(|rights| rights.revoke(&completions))
+        let (pairs, stuck) = self.pairs.take_below(writer);
+        destroy(pairs, &self.completions)
+            .and_then(|()| revoked.into_values().try_for_each(WriterRights::revoke))
             .map_err(FabricError::io("destroy the queue pairs and registrations of revoked writers"))?;
         // An earlier failure is one of this revocation, if the slot was theirs.
-        match &self.stuck {
-            Some(why) => Err(FabricError::io("revoke writers")(io::Error::other(why.clone()))),
+        match stuck {
+            Some(why) => Err(FabricError::io("revoke writers")(io::Error::other(why))),
             None => Ok(()),
         }
     }
@@ -294,7 +275,7 @@ impl Receiver for VerbsReceiver {
 
     fn problem(&self) -> Option<String> {
         let failed = "the device has failed: restart this backup, and look at the host if that does not help";
-        self.stuck.clone().or_else(|| self.watcher.device_has_failed().then(|| failed.to_owned()))
+        self.pairs.stuck().or_else(|| self.watcher.device_has_failed().then(|| failed.to_owned()))
     }
 }
 
@@ -302,26 +283,10 @@ impl Drop for VerbsReceiver {
     fn drop(&mut self) {
         // In the order of a revocation. What fails the kernel does when the process ends, and a claim of the pool within this
         // process follows only in tests.
+        let _ = destroy(self.pairs.close(), &self.completions);
         for rights in std::mem::take(&mut self.writers).into_values() {
-            let _ = rights.revoke(&self.completions);
+            let _ = rights.revoke();
         }
         let _ = self.sharing.close(&self.completions);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A member that is lost and comes back again and again within one epoch makes two channels each time.
-    #[test]
-    fn a_writer_may_reconnect_without_limit() {
-        let mut kept = Newest::new(CHANNELS_MAX);
-        for channel in 0..1000_usize {
-            let oldest = kept.make_room();
-            assert_eq!(oldest, channel.checked_sub(CHANNELS_MAX), "the oldest goes, and only when there is no room");
-            kept.push(channel);
-        }
-        assert!(kept.into_iter().eq(1000 - CHANNELS_MAX..1000));
     }
 }

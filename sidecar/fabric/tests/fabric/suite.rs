@@ -92,7 +92,7 @@ impl World {
 
     pub(crate) fn channel(&mut self, writer: u64) -> Box<dyn Channel> {
         let opening = self.sender.begin().unwrap();
-        let answer = self.receiver.accept(Writer(writer), &opening.offer()).unwrap();
+        let answer = self.receiver.accept(Writer(writer), &opening.offer()).unwrap().complete().unwrap();
         opening.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()
     }
 

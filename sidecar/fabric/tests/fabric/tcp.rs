@@ -40,7 +40,7 @@ impl Backup {
     }
 
     fn answer(&mut self, writer: u64) -> ChannelAnswer {
-        self.receiver.accept(Writer(writer), &Offer::Tcp).unwrap()
+        self.receiver.accept(Writer(writer), &Offer::Tcp).unwrap().complete().unwrap()
     }
 
     fn secret(&mut self, writer: u64) -> String {
@@ -444,7 +444,7 @@ fn an_unspecified_address_means_the_responding_host() {
         let dir = tempfile::tempdir().unwrap();
         let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
         let mut receiver = TcpReceiver::new(pool, TcpListener::bind((address, 0)).unwrap()).unwrap();
-        let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
+        let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap().complete().unwrap();
         TcpSender::default().begin().unwrap().connect(&answer, peer).unwrap();
     }
 }

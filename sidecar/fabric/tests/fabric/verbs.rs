@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tailwind_fabric::verbs::{
     DeviceSelector, SelectedPort, Tuning, VerbsReader, VerbsReceiver, VerbsSender, list_devices, select,
 };
-use tailwind_fabric::{Offer, Pool, Reader, ReaderId, Receiver, Sender, Sharer, SlotId, Writer};
+use tailwind_fabric::{FabricError, Offer, Pool, Reader, ReaderId, Receiver, Sender, Sharer, SlotId, Writer};
 
 /// Within this time everything that must happen has happened, on the slowest machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ fn an_idle_channel_detects_a_dead_peer() {
     let (mut receiver, port, _dir) = receiver();
     let sender = VerbsSender::open(&port, Tuning::default()).unwrap();
     let opening = sender.begin().unwrap();
-    let answer = receiver.accept(Writer(1), &opening.offer()).unwrap();
+    let answer = receiver.accept(Writer(1), &opening.offer()).unwrap().complete().unwrap();
     let mut channel = opening.connect(&answer, Ipv4Addr::LOCALHOST.into()).unwrap();
 
     // It lives through many signs of life, none of which is told as a completion.
@@ -73,4 +73,27 @@ fn a_reader_that_cannot_be_reached_holds_up_nobody() {
     receiver.dismiss(ReaderId(1));
     let error = late.complete().unwrap_err().to_string();
     assert!(error.contains("dismissed"), "{error}");
+}
+
+/// As of a reader, and nobody fences more slowly for it. What is completed after the revocation is not kept.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_writer_that_cannot_be_reached_holds_up_nobody() {
+    let (mut receiver, port, _dir) = receiver();
+    let sender = VerbsSender::open(&port, Tuning::default()).unwrap();
+    let opening = sender.begin().unwrap();
+    let mut lost = serde_json::to_value(opening.offer()).unwrap();
+    lost["endpoint"]["gid"] = "2001:db8::1".into();
+    let lost: Offer = serde_json::from_value(lost).unwrap();
+
+    let unreachable = receiver.accept(Writer(1), &lost).expect("it is not connected yet");
+    let late = receiver.accept(Writer(1), &opening.offer()).unwrap();
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+    receiver.revoke_below(Writer(2)).unwrap();
+    let error = unreachable.complete().unwrap_err().to_string();
+    assert!(error.contains("2001:db8::1"), "{error}");
+    assert!(matches!(late.complete().unwrap_err(), FabricError::Revoked(Writer(1))));
+
+    let answer = receiver.accept(Writer(2), &opening.offer()).unwrap().complete().unwrap();
+    opening.connect(&answer, Ipv4Addr::LOCALHOST.into()).unwrap();
 }

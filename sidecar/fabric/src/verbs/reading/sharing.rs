@@ -132,7 +132,7 @@ impl Sharer for VerbsReceiver {
 
     fn end_share(&mut self, slot: SlotId) {
         if let Err(error) = self.sharing.end(slot) {
-            self.stuck = Some(format!("the registration of slot {} for reading could not be ended ({error})", slot.0));
+            self.pairs.note_stuck(&format!("the registration of slot {} for reading", slot.0), &error);
         }
     }
 

@@ -198,7 +198,7 @@ pub(crate) fn messages_survive_the_control_rpc(fabric: &Fabric) {
     let mut world = World::new(fabric);
     let opening = world.sender.begin().unwrap();
     let offer = serde_json::to_string(&opening.offer()).unwrap();
-    let answer = world.receiver.accept(Writer(1), &serde_json::from_str(&offer).unwrap()).unwrap();
+    let answer = world.receiver.accept(Writer(1), &serde_json::from_str(&offer).unwrap()).unwrap().complete().unwrap();
     let answer = serde_json::to_string(&answer).unwrap();
     let grant = serde_json::to_string(&world.receiver.lend(Writer(1), SlotId(0)).unwrap()).unwrap();
     let peer = "127.0.0.1".parse().unwrap();
