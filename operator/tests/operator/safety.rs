@@ -7,8 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
@@ -46,6 +47,8 @@ const FILLED_AT_ONCE: u32 = 2;
 const CUT_OFF_ROUNDS: u32 = 4;
 /// Rounds for which a pod is not ready, while it holds what it holds.
 const UNREADY_ROUNDS: u32 = 3;
+/// Of pods that are deleted.
+const GRACE: SignedDuration = SignedDuration::from_secs(30);
 const LOG_ID: &str = "00";
 
 /// The state of a pod at the start.
@@ -487,7 +490,7 @@ impl World {
         let name = owned.object.name_any();
         owned.object.metadata.uid = Some(name);
         owned.object.data["spec"]["volumeName"] = json!("volume");
-        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
+        let now = Time(self.observed.now);
         owned.object.metadata.creation_timestamp = Some(now);
         self.forget(&owned);
         self.observed.objects.push(owned);
@@ -544,6 +547,11 @@ impl World {
         self.rests_on.clear();
     }
 
+    /// When a pod that is deleted now should have ended: what the API server writes into its deletion timestamp.
+    fn end_of_grace(&self) -> Time {
+        Time(self.observed.now + GRACE)
+    }
+
     /// One call of the eviction API for each pod on a node that is drained. The budget lets a pod go by what the disruption controller
     /// has counted last, and pods that are not healthy only while it is met.
     fn evict(&mut self) {
@@ -574,8 +582,7 @@ impl World {
                 let given_up = budget.is_none() && self.had_budget && self.observed.group.spec.backups > 1;
                 let (before, is_member) = (self.places(), self.is_member(&name));
                 self.to_evict.as_mut().map(|listed| listed.remove(&name));
-                let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
-                self.observed.backups[index].metadata.deletion_timestamp = Some(now);
+                self.observed.backups[index].metadata.deletion_timestamp = Some(self.end_of_grace());
                 self.healthy.remove(&name);
                 self.evicted += u32::from(is_member);
                 if (allowed || given_up || is_proof) && asked && !self.let_go {
@@ -725,12 +732,12 @@ impl World {
         let now = self.observed.now;
         let is_there = |pod: &Pod| {
             let deleted = pod.metadata.deletion_timestamp.as_ref();
-            deleted.is_none_or(|time| time.0 == now && !has_failed(pod))
+            deleted.is_none_or(|time| time.0 > now && !has_failed(pod))
         };
         self.observed.backups.retain(is_there);
         self.lead();
         self.schedule();
-        self.observed.now += jiff::SignedDuration::from_secs(60);
+        self.observed.now += SignedDuration::from_secs(60);
     }
 
     /// True if that was done, as the operator sees it.
@@ -817,10 +824,10 @@ impl World {
         let copy = self.copies.get(&removal.name).copied().unwrap_or_default();
         let says_nothing = copy.silent && !is_ready && !self.is_named(&removal.name);
         assert!(keeps || says_nothing || copy.quarantined == 0, "what is in quarantine stays");
+        let end = self.end_of_grace();
         let mut pods = self.observed.backups.iter_mut();
         if let Some(pod) = pods.find(|pod| pod.name_any() == removal.name) {
-            pod.metadata.deletion_timestamp =
-                Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
+            pod.metadata.deletion_timestamp = Some(end);
         }
         let works = !matches!(removal.reason, RemovalReason::Failed(_) | RemovalReason::Surplus);
         assert!(!(is_refused && works), "{} leaves for a pod that is refused", removal.name);
