@@ -13,7 +13,7 @@ use super::observer::TIMEOUT;
 use crate::workload::Input;
 
 /// Words of the warnings that processes rightly write when others die.
-pub const OUTAGE: [&str; 10] = [
+pub const OUTAGE: [&str; 11] = [
     "primary is gone",
     "no heartbeat",
     "member lost",
@@ -27,6 +27,8 @@ pub const OUTAGE: [&str; 10] = [
     "the lending is over",
     // A backup with many connections closes those that are idle; what was about to use one is repeated.
     "it closed the connection",
+    // A member has died while a promotion repaired it.
+    "failed to repair a member",
 ];
 
 /// A member that was away, or that a busy machine kept from answering in time, may have what was never acknowledged.
