@@ -2,6 +2,9 @@
 //!
 //! Steps on one file exclude each other, and so do steps on names; syncs exclude nobody. What a file or the directory is after
 //! a step is read back from the kernel, so this knows nothing of how calls work.
+//!
+//! Some programs do without some kinds of steps, since what the supervisor has to do after one kind hides what it forgets after another
+//! (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
 #![allow(unsafe_code, reason = "system calls, fork and memory that children share, as programs use them")]
 
 use std::collections::HashMap;
@@ -32,6 +35,34 @@ const LENGTH_MAX: u64 = 12_000;
 const LOCKS: usize = 64;
 /// One of so many such steps: it takes a tenth of a second and more.
 const OVERFLOWS: u64 = 24;
+
+/// Steps that a program may do without.
+#[derive(Clone, Copy)]
+enum Kind {
+    Descriptors,
+    Map,
+    Fork,
+    Overflow,
+    Link,
+    Exchange,
+    Nameless,
+    Outside,
+    Truncate,
+}
+
+/// The kinds of steps that a program takes: one bit each.
+struct Kinds(u32);
+
+impl Kinds {
+    /// Half of the programs take all.
+    fn new(random: &mut Random) -> Kinds {
+        if random.one_in(2) { Kinds(u32::MAX) } else { Kinds(random.next() as u32) }
+    }
+
+    fn has(&self, kind: Kind) -> bool {
+        self.0 & (1 << kind as u32) != 0
+    }
+}
 
 /// Memory that children share.
 struct Shared {
@@ -95,6 +126,7 @@ struct World {
     root: PathBuf,
     journal: File,
     acked: File,
+    kinds: Kinds,
     shared: &'static Shared,
     table: RwLock<Table>,
     names: Mutex<Names>,
@@ -105,7 +137,8 @@ pub(crate) fn main() -> ExitCode {
     let journal = File::options().append(true).open(places.journal()).expect("open the journal");
     let acked = File::open(places.acked()).expect("open the number of acks");
     let root = places.directory();
-    let world = World { root, journal, acked, shared: share(), table: RwLock::default(), names: Mutex::default() };
+    let (kinds, table, names) = (Kinds::new(&mut places.random(0)), RwLock::default(), Mutex::default());
+    let world = World { root, journal, acked, kinds, shared: share(), table, names };
     world.begin();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -175,10 +208,11 @@ impl World {
             0..40 => self.write_somewhere(random),
             40..58 => self.sync(random, files),
             58..66 => self.open(random),
-            66..72 => self.change_descriptors(random),
-            72..75 => self.map(random),
-            75..79 => self.fork(random),
-            79 if random.one_in(OVERFLOWS) => self.overflow(random),
+            66..72 if self.kinds.has(Kind::Descriptors) => self.change_descriptors(random),
+            72..75 if self.kinds.has(Kind::Map) => self.map(random),
+            75..79 if self.kinds.has(Kind::Fork) => self.fork(random),
+            79 if self.kinds.has(Kind::Overflow) && random.one_in(OVERFLOWS) => self.overflow(random),
+            66..79 => self.write_somewhere(random),
             _ => self.change_names(random),
         }
     }
@@ -403,18 +437,18 @@ impl World {
         let rename = |flags| fs::renameat_with(CWD, &from, CWD, &to, flags).is_ok();
         // Most fail now and then: the names are not there, or lead into each other.
         let done = match random.below(18) {
-            0..6 => rename(RenameFlags::empty()),
-            6 => rename(RenameFlags::EXCHANGE),
-            7 => std::fs::hard_link(&from, &to).is_ok(),
+            6 if self.kinds.has(Kind::Exchange) => rename(RenameFlags::EXCHANGE),
+            7 if self.kinds.has(Kind::Link) => std::fs::hard_link(&from, &to).is_ok(),
             8..11 => std::fs::remove_file(&from).is_ok(),
             11 => std::fs::remove_dir(&from).is_ok(),
             12 => std::fs::create_dir(&to).is_ok(),
             13 => std::os::unix::fs::symlink("nowhere", &to).is_ok(),
             14 => std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600 + random.below(64) as u32))
                 .is_ok(),
-            15 => self.link_nameless(names, &to, random),
-            16 => self.name_outside(names, &from, random),
-            _ => self.truncate(names, &from, random),
+            15 if self.kinds.has(Kind::Nameless) => self.link_nameless(names, &to, random),
+            16 if self.kinds.has(Kind::Outside) => self.name_outside(names, &from, random),
+            17 if self.kinds.has(Kind::Truncate) => self.truncate(names, &from, random),
+            _ => rename(RenameFlags::empty()),
         };
         if done {
             let paths = self.list(names);
@@ -437,7 +471,8 @@ impl World {
             self.sync_by(Covers::File(file.id), || fs::fsync(&descriptor));
         }
         let open = Open { descriptor, file, writes: true };
-        let mapping = if random.one_in(3) { map_beginning(&open) } else { None };
+        let maps = self.kinds.has(Kind::Map) && random.one_in(3);
+        let mapping = if maps { map_beginning(&open) } else { None };
         let linked = fs::linkat(CWD, &path, CWD, to, AtFlags::SYMLINK_FOLLOW).is_ok();
         let mut table = self.table.write().expect("no panic");
         table.mappings.extend(mapping);
