@@ -15,6 +15,9 @@ const SWITCHOVER_AGAIN_MS: u64 = 1000;
 const STORE_AGAIN_MS: u64 = 200;
 /// After so many silence periods of heartbeats the primary counts as well, and a wait to take its place is over.
 const SETTLED_PERIODS: u64 = 3;
+/// A primary that has fallen silent is asked for this part of a silence period: after a short cut its heartbeats may still wait to
+/// be sent again, while a new connection gets through at once.
+const LAST_CHANCE: u64 = 8;
 
 /// Timing of a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,8 +124,8 @@ pub enum Report {
 /// What made a standby ask the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
-    /// The primary is silent. `heard`: it was heard before, on that connection.
-    Silence { heard: bool },
+    /// The primary is silent. `heard`: it was heard before, on that connection. `closed`: the connection has ended.
+    Silence { heard: bool, closed: bool },
     /// A switchover.
     Switchover,
 }
@@ -149,7 +152,7 @@ enum State {
     /// The primary is silent: this standby's part of the spread. While no app is connected it ends `without_app` later.
     Spreading {
         known: Configuration,
-        heard: bool,
+        cause: Cause,
         until: Time,
         without_app: Time,
     },
@@ -227,7 +230,7 @@ impl Standby {
                     listening.heard_at = Some(now);
                 }
             }
-            Input::Disconnected(round, why) if round == self.round => self.on_silence(now, why, out),
+            Input::Disconnected(round, why) if round == self.round => self.on_silence(now, true, why, out),
             Input::MemberAnswered(round, member, result) if round == self.round => {
                 self.on_member(now, &member, result, out);
             }
@@ -337,10 +340,10 @@ impl Standby {
             }
             State::Listening(_) => self.on_time_listening(now, out),
             State::AwaitingApp { until } if self.app || now >= *until => self.read(out),
-            State::Spreading { known, heard, until, without_app }
+            State::Spreading { known, cause, until, without_app }
                 if now >= (if self.app { *until } else { *without_app }) =>
             {
-                let (known, cause) = (known.clone(), Cause::Silence { heard: *heard });
+                let (known, cause) = (known.clone(), *cause);
                 self.ask_members(now, known, cause, out);
             }
             State::AskingPrimary { known, until, .. } if now >= *until => {
@@ -366,7 +369,7 @@ impl Standby {
         if now >= self.silent_at(listening) {
             let PrimaryRef { id, control } = &listening.known.primary;
             let why = format!("{id} ({control}) has been silent for {silence} ms");
-            return self.on_silence(now, why, out);
+            return self.on_silence(now, false, why, out);
         }
         if !listening.settled && now >= self.settles_at(listening) {
             out.push(Output::WaitOver);
@@ -376,15 +379,15 @@ impl Standby {
         }
     }
 
-    fn on_silence(&mut self, now: Time, why: String, out: &mut Vec<Output>) {
+    fn on_silence(&mut self, now: Time, closed: bool, why: String, out: &mut Vec<Output>) {
         let State::Listening(Listening { known, heard_at, .. }) = &self.state else { return };
-        let (known, heard) = (known.clone(), heard_at.is_some());
+        let (known, cause) = (known.clone(), Cause::Silence { heard: heard_at.is_some(), closed });
         if self.reported.replace(known.stamp()) != Some(known.stamp()) {
             out.push(Output::Report(Report::PrimaryGone(why)));
         }
         let until = now.plus(self.rules.spread_ms);
         let without_app = until.plus(self.wait_for_apps(Some(known.stamp())));
-        self.state = State::Spreading { known, heard, until, without_app };
+        self.state = State::Spreading { known, cause, until, without_app };
     }
 
     /// How long it lets standbys with an app go first, in milliseconds.
@@ -431,16 +434,18 @@ impl Standby {
                 out.push(Output::Report(Report::CannotTakeOver(missing)));
                 self.state = State::Pausing { known: None, until: now.plus(SWITCHOVER_AGAIN_MS) };
             }
-            (Cause::Silence { heard }, true) => {
+            (Cause::Silence { heard, closed }, true) => {
                 // It may be this side that is, or has just been, cut off. Then it would depose a primary that is well.
                 let silence = self.rules.heartbeat_silence_ms;
                 let in_doubt = self.alone || !heard || now > since.plus(silence / 2);
                 self.alone = false;
-                if !in_doubt {
-                    return self.compare(known, Verdict::Gone, out);
-                }
+                let patience = match (in_doubt, closed) {
+                    (true, _) => silence,
+                    (false, false) => silence / LAST_CHANCE,
+                    (false, true) => return self.compare(known, Verdict::Gone, out),
+                };
                 out.push(Output::AskPrimary(self.next_round(), known.clone()));
-                self.state = State::AskingPrimary { known, again_at: None, until: now.plus(silence) };
+                self.state = State::AskingPrimary { known, again_at: None, until: now.plus(patience) };
             }
             (Cause::Silence { .. }, false) => {
                 self.alone = true;
