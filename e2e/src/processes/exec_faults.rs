@@ -2,12 +2,15 @@
 //!
 //! Used by the tests of such programs.
 
-use anyhow::{Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Signal, kill_process};
 
 use super::exec::{Containers, Ended, LOST};
 use super::group::{Group, Process, Setup};
-use super::steps::{OUTAGE, UNACKNOWLEDGED, wait_for_standby};
+use super::process::POLL_INTERVAL;
+use super::steps::{OUTAGE, UNACKNOWLEDGED, is_standby};
 use crate::context::TestContext;
 use crate::workload::Random;
 
@@ -24,8 +27,29 @@ pub trait Service {
         Signal::TERM
     }
 
-    /// Waits until one serves, which it proves by a write that is confirmed.
-    fn wait_until_serves(&self, index: usize) -> Result<Self::Connection>;
+    /// Pause between two tries, which may cost it much.
+    fn pause(&self) -> Duration {
+        POLL_INTERVAL
+    }
+
+    /// Whether one serves now, which it proves by a write that is confirmed.
+    fn serves(&self, index: usize) -> bool;
+
+    /// A connection to one, which need not serve.
+    fn connect(&self, index: usize) -> Result<Self::Connection>;
+
+    /// What the programs themselves have logged.
+    fn last_lines(&self) -> String {
+        String::new()
+    }
+
+    /// Waits until one serves.
+    fn wait_until_serves(&self, index: usize) -> Result<Self::Connection> {
+        let what = format!("program {index} to serve");
+        let waited = self.containers().wait_polling(&what, self.pause(), || self.serves(index).then_some(()));
+        waited.with_context(|| self.last_lines())?;
+        self.connect(index)
+    }
 }
 
 /// A connection to a program.
@@ -227,10 +251,14 @@ pub fn setup(test: &TestContext, fabric: &str, segment_size: &str) -> Result<Set
 
 /// The primary, once every member and the standby are what they should be; a connection to its program.
 pub fn wait_until_whole<S: Service>(group: &Group, service: &S) -> Result<(usize, S::Connection)> {
-    group.wait_for_full_set()?;
-    let primary = group.wait_for_primary()?;
-    wait_for_standby(group, 1 - primary, primary)?;
-    Ok((primary, service.wait_until_serves(primary)?))
+    // All of one moment: roles may change between two.
+    let whole = || {
+        let primary = group.primary().filter(|primary| is_standby(group, 1 - primary, *primary))?;
+        (group.has_full_set() && service.serves(primary)).then_some(primary)
+    };
+    let waited = service.containers().wait_polling("all to be whole", service.pause(), whole);
+    let primary = waited.with_context(|| format!("{}{}", group.last_lines(25), service.last_lines()))?;
+    Ok((primary, service.connect(primary)?))
 }
 
 /// No process has logged or done what a healthy one does not when others die around it.

@@ -450,6 +450,11 @@ impl Group {
         self.wait_for("a primary", |group| group.primary())
     }
 
+    /// Whether as many members as wanted are in the set.
+    pub fn has_full_set(&self) -> bool {
+        self.members().len() == self.setup.copies
+    }
+
     /// Waits until as many members as wanted are in the set; their numbers.
     pub fn wait_for_full_set(&self) -> Result<Vec<usize>> {
         self.wait_for("a full set", |group| {

@@ -114,16 +114,18 @@ impl Service for Servers {
         Signal::INT
     }
 
-    fn wait_until_serves(&self, index: usize) -> Result<PostgresClient> {
-        let port = self.ports[index];
-        self.containers.wait_polling(&format!("postgres{index} to serve"), PAUSE, || {
-            let mut client = PostgresClient::connect(port, ANSWER_TIMEOUT).ok()?;
-            client
-                .ask("CREATE TABLE IF NOT EXISTS fence (time timestamptz); INSERT INTO fence VALUES (now())")
-                .ok()?
-                .ok()
-        })?;
-        PostgresClient::connect(port, 2 * TIMEOUT)
+    fn pause(&self) -> Duration {
+        PAUSE
+    }
+
+    fn serves(&self, index: usize) -> bool {
+        let write = "CREATE TABLE IF NOT EXISTS fence (time timestamptz); INSERT INTO fence VALUES (now())";
+        let client = PostgresClient::connect(self.ports[index], ANSWER_TIMEOUT);
+        client.is_ok_and(|mut client| matches!(client.ask(write), Ok(Ok(_))))
+    }
+
+    fn connect(&self, index: usize) -> Result<PostgresClient> {
+        PostgresClient::connect(self.ports[index], 2 * TIMEOUT)
     }
 }
 

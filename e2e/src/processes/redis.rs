@@ -73,11 +73,6 @@ impl Servers {
         &self.ports
     }
 
-    /// A connection to one, which need not serve.
-    pub fn connect(&self, index: usize) -> Result<RespClient> {
-        RespClient::connect(self.ports[index], TIMEOUT).with_context(|| format!("connect to redis{index}"))
-    }
-
     /// A client that writes in a thread of its own, `depth` requests at a time.
     pub fn client(&self, name: &str, seed: u64, depth: u64) -> Client<Writer> {
         Client::start(Writer::new(name, self.ports.clone(), seed, depth))
@@ -90,15 +85,6 @@ impl Servers {
         let seconds = rest.split(' ').next().unwrap_or_default();
         Ok(Duration::try_from_secs_f64(seconds.parse()?)?)
     }
-
-    /// The end of what each Redis has logged.
-    pub fn last_lines(&self) -> String {
-        let lines = |path: &PathBuf| {
-            let name = path.file_stem().unwrap_or_default().to_string_lossy();
-            last_lines(&name, fs::read_to_string(path).unwrap_or_default().lines(), 40)
-        };
-        self.logs.iter().map(lines).collect()
-    }
 }
 
 impl Service for Servers {
@@ -108,14 +94,21 @@ impl Service for Servers {
         &self.containers
     }
 
-    fn wait_until_serves(&self, index: usize) -> Result<RespClient> {
-        let serves = || {
-            let mut client = RespClient::connect(self.ports[index], ANSWER_TIMEOUT).ok()?;
-            matches!(client.ask(&["SET", "served", "yes"]), Ok(RespValue::Simple(_))).then_some(())
+    fn serves(&self, index: usize) -> bool {
+        let client = RespClient::connect(self.ports[index], ANSWER_TIMEOUT);
+        client.is_ok_and(|mut client| matches!(client.ask(&["SET", "served", "yes"]), Ok(RespValue::Simple(_))))
+    }
+
+    fn connect(&self, index: usize) -> Result<RespClient> {
+        RespClient::connect(self.ports[index], TIMEOUT).with_context(|| format!("connect to redis{index}"))
+    }
+
+    fn last_lines(&self) -> String {
+        let lines = |path: &PathBuf| {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            last_lines(&name, fs::read_to_string(path).unwrap_or_default().lines(), 40)
         };
-        let waited = self.containers.wait(&format!("redis{index} to serve"), serves);
-        waited.with_context(|| self.last_lines())?;
-        self.connect(index)
+        self.logs.iter().map(lines).collect()
     }
 }
 

@@ -99,14 +99,13 @@ impl Service for Services {
         &self.containers
     }
 
-    fn wait_until_serves(&self, index: usize) -> Result<SqliteClient> {
-        let port = self.ports[index];
-        self.containers.wait(&format!("sqlite{index} to serve"), || {
-            let mut client = SqliteClient::connect(port, ANSWER_TIMEOUT).ok()?;
-            client.ask(&json!(["fence"])).ok()?;
-            Some(())
-        })?;
-        SqliteClient::connect(port, 2 * TIMEOUT)
+    fn serves(&self, index: usize) -> bool {
+        let client = SqliteClient::connect(self.ports[index], ANSWER_TIMEOUT);
+        client.is_ok_and(|mut client| client.ask(&json!(["fence"])).is_ok())
+    }
+
+    fn connect(&self, index: usize) -> Result<SqliteClient> {
+        SqliteClient::connect(self.ports[index], 2 * TIMEOUT)
     }
 }
 

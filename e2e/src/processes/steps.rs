@@ -47,12 +47,13 @@ pub fn primary(group: &Group) -> Result<Client> {
 
 /// Waits until a sidecar is a standby and knows the primary.
 pub fn wait_for_standby(group: &Group, index: usize, primary: usize) -> Result<()> {
-    let (role, primary) = ("standby", format!("sidecar{primary}"));
-    let knows = |group: &Group| {
-        let status = group.status(index);
-        status["role"] == role && status["primary"]["name"] == *primary
-    };
-    group.wait("a standby that knows its primary", knows).map(|_| ())
+    group.wait("a standby that knows its primary", |group| is_standby(group, index, primary)).map(|_| ())
+}
+
+/// Whether a sidecar stands by for this primary.
+pub fn is_standby(group: &Group, index: usize, primary: usize) -> bool {
+    let status = group.status(index);
+    status["role"] == "standby" && status["primary"]["name"] == *format!("sidecar{primary}")
 }
 
 /// Submits the records after `last`; the number of the last one. They are on their way, acks are not waited for.
