@@ -44,8 +44,9 @@ fn primary_whose_buffer_is_cut_says_so() {
     let (mut group, input) = (test.group("shm").unwrap(), test.input());
     let old = group.wait_for_primary().unwrap();
     let mut client = group.client(old, true).unwrap();
-    let end = append(&mut client, &input, 0, 100).unwrap();
     let victim = group.wait_for_full_set().unwrap()[0];
+    // From here on the primary has mapped what the member lends.
+    let end = append(&mut client, &input, 0, 100).unwrap();
     for entry in fs::read_dir(group.pool(victim)).unwrap().map(Result::unwrap) {
         if entry.file_name().to_string_lossy().starts_with("slot-") {
             fs::File::options().write(true).open(entry.path()).unwrap().set_len(0).unwrap();
