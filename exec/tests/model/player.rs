@@ -48,6 +48,8 @@ enum Kind {
     Nameless,
     Outside,
     Truncate,
+    Allocate,
+    Seek,
 }
 
 /// The kinds of steps that a program takes: one bit each.
@@ -112,6 +114,13 @@ impl Table {
         if self.open.len() > 12 {
             self.open.remove(0);
         }
+    }
+
+    /// Two that write to the same file.
+    fn two_of_one_file(&self) -> Option<(usize, usize)> {
+        let writers = || (0..self.open.len()).filter(|&index| self.open[index].writes);
+        let mut pairs = writers().flat_map(|one| writers().map(move |other| (one, other)));
+        pairs.find(|(one, other)| one != other && Arc::ptr_eq(&self.open[*one].file, &self.open[*other].file))
     }
 }
 
@@ -252,7 +261,7 @@ impl World {
         let writers: Vec<&Open> = table.open.iter().filter(|open| open.writes).collect();
         let Some(open) = random.pick(&writers) else { return };
         self.exclusive(&open.file, || {
-            write_with(open.descriptor.as_fd(), random);
+            self.write_with(open.descriptor.as_fd(), random);
             self.content(&open.file);
         });
     }
@@ -299,7 +308,7 @@ impl World {
         let writes = access != OFlags::RDONLY;
         let mut flags = access | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         flags.set(OFlags::APPEND, random.one_in(3));
-        flags.set(OFlags::TRUNC, writes && random.one_in(4));
+        flags.set(OFlags::TRUNC, writes && self.kinds.has(Kind::Truncate) && random.one_in(4));
         let found = std::fs::symlink_metadata(&path).ok();
         let known = found.as_ref().and_then(|found| names.files.get(&found.ino()).cloned());
         let call = || fs::open(&path, flags, Mode::from_raw_mode(0o644));
@@ -342,7 +351,12 @@ impl World {
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
         let Open { ref descriptor, ref file, writes } = table.open[from];
         let file = file.clone();
-        match random.below(5) {
+        match random.below(6) {
+            5 => {
+                if let Some((from, to)) = table.two_of_one_file() {
+                    self.replace_number(&mut table, from, to, random);
+                }
+            }
             // By a name that may be gone, or elsewhere.
             4 => {
                 let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
@@ -360,6 +374,24 @@ impl World {
             }
             _ => drop(table.open.remove(from)),
         }
+    }
+
+    /// Closes a descriptor after a last write by it, and gives its number to another description of the same file, which is no
+    /// further and no further back than that one was at the last sync.
+    fn replace_number(&self, table: &mut Table, from: usize, to: usize, random: &mut Random) {
+        let position = fs::tell(&table.open[to].descriptor).expect("a position");
+        fs::seek(&table.open[from].descriptor, SeekFrom::Start(position)).expect("seek");
+        let Open { descriptor, file, .. } = table.open.remove(to);
+        let from = if to < from { from - 1 } else { from };
+        self.sync_by(Covers::File(file.id), || fs::fsync(&file.reader));
+        self.exclusive(&file, || {
+            io::write(&descriptor, &vec![random.below(255) as u8 + 1; 700]).expect("write");
+            self.content(&file);
+        });
+        drop(descriptor);
+        let descriptor = io::dup(&table.open[from].descriptor).expect("dup");
+        self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
+        table.open.push(Open { descriptor, file, writes: true });
     }
 
     fn map(&self, random: &mut Random) {
@@ -381,11 +413,7 @@ impl World {
         let child = unsafe { libc::fork() };
         if child != 0 {
             // The child keeps a description that the parent gives up for another one of the same file, by the same number.
-            let writers = || (0..table.open.len()).filter(|&index| table.open[index].writes);
-            let pair = writers().flat_map(|to| writers().map(move |from| (from, to)));
-            let same =
-                |(from, to): &(usize, usize)| from != to && Arc::ptr_eq(&table.open[*from].file, &table.open[*to].file);
-            if let Some((from, to)) = pair.into_iter().find(same) {
+            if let Some((from, to)) = table.two_of_one_file() {
                 let descriptor = table.open[from].descriptor.try_clone().expect("F_DUPFD_CLOEXEC");
                 io::dup2(&descriptor, &mut table.open[to].descriptor).expect("dup2");
             }
@@ -404,13 +432,46 @@ impl World {
                 self.sync_by(Covers::File(file.id), || fs::fsync(descriptor));
             } else if *writes {
                 self.exclusive(file, || {
-                    write_with(descriptor.as_fd(), &mut random);
+                    self.write_with(descriptor.as_fd(), &mut random);
                     self.content(file);
                 });
             }
         }
         // SAFETY: ends the child at once, without its parent's destructors.
         unsafe { libc::_exit(0) }
+    }
+
+    /// One change by a descriptor that may write. What it refuses changes nothing.
+    fn write_with(&self, descriptor: BorrowedFd<'_>, random: &mut Random) {
+        let bytes = vec![random.below(255) as u8 + 1; random.below(700) as usize + 1];
+        let offset = random.below(LENGTH_MAX - 1000);
+        let result = match random.below(18) {
+            6..9 => io::pwrite(descriptor, &bytes, offset).map(drop),
+            9 => io::pwritev(descriptor, &[IoSlice::new(&bytes), IoSlice::new(&bytes)], offset).map(drop),
+            // A file that only grows would hide everything behind its end.
+            10 if self.kinds.has(Kind::Truncate) => {
+                fs::ftruncate(descriptor, if random.one_in(3) { offset / 64 } else { offset })
+            }
+            11 if self.kinds.has(Kind::Seek) => fs::seek(descriptor, SeekFrom::Start(offset)).map(drop),
+            12 | 16 | 17 if self.kinds.has(Kind::Seek) => {
+                let back = random.below(500);
+                let sought = fs::seek(descriptor, SeekFrom::Current(-(back as i64))).map(drop);
+                // Mostly over what it wrote before, to beyond that: its position is not lower than it was.
+                match random.one_in(4) {
+                    true => sought,
+                    false => sought.and_then(|()| io::write(descriptor, &vec![bytes[0]; back as usize + 1]).map(drop)),
+                }
+            }
+            13 if self.kinds.has(Kind::Seek) => fs::seek(descriptor, SeekFrom::End(0)).map(drop),
+            14 if self.kinds.has(Kind::Allocate) => {
+                let mode = fs::FallocateFlags::PUNCH_HOLE | fs::FallocateFlags::KEEP_SIZE;
+                fs::fallocate(descriptor, mode, offset, 3000)
+            }
+            15 => io::read(descriptor, &mut [0u8; 300][..]).map(drop),
+            _ => io::write(descriptor, &bytes).map(drop),
+        };
+        // Before the first byte of a file; or it reads where it may only write.
+        assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::BADF)), "{result:?}");
     }
 
     fn change_names(&self, random: &mut Random) {
@@ -464,7 +525,7 @@ impl World {
         let path = PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
         let file = names.add(&path).expect("open what was made");
         self.exclusive(&file, || {
-            write_with(descriptor.as_fd(), random);
+            self.write_with(descriptor.as_fd(), random);
             self.content(&file);
         });
         if random.one_in(2) {
@@ -489,7 +550,7 @@ impl World {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let descriptor = fs::open(&outside, flags, Mode::empty()).expect("open it by that");
         self.exclusive(&file, || {
-            write_with(descriptor.as_fd(), random);
+            self.write_with(descriptor.as_fd(), random);
             self.content(&file);
         });
         self.sync_by(Covers::File(file.id), || fs::fsync(&descriptor));
@@ -574,37 +635,6 @@ fn walk(directory: &Path, see: &mut dyn FnMut(&Path, &std::fs::Metadata)) {
             walk(&path, see);
         }
     }
-}
-
-/// One change by a descriptor that may write. What it refuses changes nothing.
-fn write_with(descriptor: BorrowedFd<'_>, random: &mut Random) {
-    let bytes = vec![random.below(255) as u8 + 1; random.below(700) as usize + 1];
-    let offset = random.below(LENGTH_MAX - 1000);
-    let result = match random.below(18) {
-        0..6 => io::write(descriptor, &bytes).map(drop),
-        6..9 => io::pwrite(descriptor, &bytes, offset).map(drop),
-        9 => io::pwritev(descriptor, &[IoSlice::new(&bytes), IoSlice::new(&bytes)], offset).map(drop),
-        // A file that only grows would hide everything behind its end.
-        10 => fs::ftruncate(descriptor, if random.one_in(3) { offset / 64 } else { offset }),
-        11 => fs::seek(descriptor, SeekFrom::Start(offset)).map(drop),
-        12 | 16 | 17 => {
-            let back = random.below(500);
-            let sought = fs::seek(descriptor, SeekFrom::Current(-(back as i64))).map(drop);
-            // Mostly over what it wrote before, to beyond that: its position is not lower than it was.
-            match random.one_in(4) {
-                true => sought,
-                false => sought.and_then(|()| io::write(descriptor, &vec![bytes[0]; back as usize + 1]).map(drop)),
-            }
-        }
-        13 => fs::seek(descriptor, SeekFrom::End(0)).map(drop),
-        14 => {
-            let mode = fs::FallocateFlags::PUNCH_HOLE | fs::FallocateFlags::KEEP_SIZE;
-            fs::fallocate(descriptor, mode, offset, 3000)
-        }
-        _ => io::read(descriptor, &mut [0u8; 300][..]).map(drop),
-    };
-    // Before the first byte of a file; or it reads where it may only write.
-    assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::BADF)), "{result:?}");
 }
 
 /// Allocates beyond the end of a file, which changes neither its bytes nor its length. For as long the kernel has the inode's lock:
