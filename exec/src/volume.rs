@@ -322,7 +322,7 @@ impl Volume {
             }
             Call::Seek { .. } if planted::has(Bug::SeekForgotten) => {}
             Call::Seek { descriptor, target } => {
-                // Before the others, so that whatever is written from here on is behind this or seen by those.
+                // Before the others, so that what is written from here on is behind this or seen by those.
                 let before = self.infos.get(thread.0, descriptor.0);
                 if before.is_some_and(|info| !info.writable) {
                     // Nobody writes at this position.

@@ -237,7 +237,7 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_FENCE_WAIT_MS", default_value_t = 150, value_name = "MS")]
     #[arg(value_parser = number::<u64>(0, 3_600_000), help_heading = heading::TIMING)]
     pub fence_wait_ms: u64,
-    /// How long a backup without free buffers may delay the group before it is replaced
+    /// How long a backup that has no free buffer or confirms nothing may delay the group before it is replaced
     #[arg(long, env = "TAILWIND_OPEN_TIMEOUT_MS", default_value_t = 2000, value_name = "MS")]
     #[arg(value_parser = number::<u64>(1, 3_600_000), help_heading = heading::TIMING)]
     pub open_timeout_ms: u64,

@@ -5,7 +5,7 @@
 
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident = $name:literal,)+) => {
-        /// What can be planted. S1 to S9 are the safety rules of the design.
+        /// What can be planted. S1 to S17 are the safety rules of `docs/protocol.md`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[$doc])+ $bug,)+
