@@ -1,9 +1,9 @@
 //! The command line: what one command writes another one reads, through failovers and from files.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,6 +14,50 @@ use tailwind_e2e::processes::damage;
 use tailwind_e2e::processes::group::Group;
 use tailwind_e2e::processes::process::{ProcessOutput, run_to_end};
 use tailwind_e2e::processes::steps::{OUTAGE, append, primary, wait_for_standby};
+
+#[test]
+fn interrupted_append_says_how_far_it_came() {
+    let test = TestContext::start();
+    let mut group = test.group(FABRIC).unwrap();
+    group.wait_for_primary().unwrap();
+    let start = |group: &Group, options: &[&str]| {
+        let mut append = command(group, 0, &[&["append", "--print-lsn"], options].concat());
+        append.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut append = append.spawn().unwrap();
+        let mut input = append.stdin.take().unwrap();
+        input.write_all(b"a\nb\nc\n").unwrap();
+        let mut acked = BufReader::new(append.stdout.take().unwrap()).lines();
+        (0..3).for_each(|_| drop(acked.next().unwrap().unwrap()));
+        (append, input)
+    };
+    let interrupt = |append: &Child| kill_process(Pid::from_child(append), Signal::INT).unwrap();
+    let check = |append: Child, lsns: &str| {
+        let ended = append.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{errors}");
+        let acked = format!("append: interrupted\nacknowledged: 3 records, LSN {lsns}, up to line 3 of the input\n");
+        let expected = acked + "nothing is in flight; resume with --skip 3\n";
+        assert!(errors.ends_with(&expected), "{errors}");
+    };
+
+    // While the input is silent.
+    let (append, _input) = start(&group, &[]);
+    interrupt(&append);
+    check(append, "1 to 3");
+
+    // While there is no primary.
+    let (mut append, _input) = start(&group, &["--reconnect"]);
+    let mut errors = BufReader::new(append.stderr.take().unwrap());
+    group.kill_sidecar(0).unwrap();
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    assert!(line.ends_with("waiting for a primary\n"), "{line}");
+    interrupt(&append);
+    let mut rest = String::new();
+    errors.read_to_string(&mut rest).unwrap();
+    assert_eq!(append.wait().unwrap().code(), Some(1), "{rest}");
+    assert!(rest.contains("append: interrupted\nacknowledged: 3 records, LSN 4 to 6"), "{rest}");
+}
 
 on_every_fabric!(appended_records_can_be_read, append_continues_through_a_failover);
 

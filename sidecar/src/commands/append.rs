@@ -4,6 +4,7 @@
 //! only where both the input and the sidecar are silent. With `--reconnect` a lost primary is an episode: see
 //! `Appender::catch_up`, which follows "After a failover" in `docs/append-socket.md`.
 
+mod interruption;
 mod report;
 mod send_window;
 
@@ -29,6 +30,7 @@ use super::notice::{Notice, why_appends_wait};
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
 use crate::options::number;
+use interruption::{INTERRUPTED, Interruption};
 use report::{LsnPrinter, Progress, aftermath, spoken, summary};
 use send_window::{Bundle, MatchedPrefix, SendWindow};
 
@@ -97,6 +99,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     );
     let lsns = LsnPrinter::new(options.print_lsn);
     let progress = Progress::new(input_size, lsns.shares_the_terminal());
+    let interruption = Interruption::listen(&primary.client)?;
     let flow = Arc::new(Flow::default());
     let notice = Notice::begin(flow.watch(primary.socket().to_owned()), progress.sayer());
     let mut appender = Appender {
@@ -115,6 +118,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         began: None,
         heard: Instant::now(),
         flow,
+        interruption,
         notice,
         progress,
         lsns,
@@ -182,6 +186,7 @@ struct Appender<'a> {
     /// When the sidecar last gave a sign of life, or was last asked for one.
     heard: Instant,
     flow: Arc<Flow>,
+    interruption: Interruption,
     /// Says why acks do not come.
     notice: Notice,
     progress: Progress,
@@ -386,13 +391,14 @@ impl Appender<'_> {
 /// Trouble.
 impl Appender<'_> {
     fn on_trouble(&mut self, error: Error) -> anyhow::Result<()> {
+        ensure!(!self.interruption.has_come(), INTERRUPTED);
         if !self.options.reconnect || !is_passing(&error) {
             return Err(error.into());
         }
         if !matches!(error, Error::TimedOut { .. }) {
             self.progress.say(&format!("append: {error}; waiting for a primary"));
             self.drain()?;
-            self.primary = self.options.target.wait_for_primary()?;
+            self.find_primary()?;
             return self.settle();
         }
         // Silence proves nothing, and what is in flight may still arrive: leave this primary only for a later one whose epoch
@@ -401,6 +407,7 @@ impl Appender<'_> {
             Some(successor) => {
                 self.progress.say("append: the primary is silent and has a successor");
                 self.primary = successor;
+                self.interruption.connected(&self.primary.client)?;
                 self.settle()
             }
             None => {
@@ -415,15 +422,22 @@ impl Appender<'_> {
     /// the way.
     fn settle(&mut self) -> anyhow::Result<()> {
         while let Err(error) = self.catch_up() {
+            ensure!(!self.interruption.has_come(), INTERRUPTED);
             if !error.downcast_ref().is_some_and(is_passing) {
                 return Err(error);
             }
-            self.primary = self.options.target.wait_for_primary()?;
+            self.find_primary()?;
         }
         self.heard = Instant::now();
         self.flow.move_to(&self.primary);
         let patience = self.patience();
         self.primary.client.set_timeout(Some(patience)).context("set the socket's time-out")
+    }
+
+    fn find_primary(&mut self) -> anyhow::Result<()> {
+        self.interruption.looking(self.reached());
+        self.primary = self.options.target.wait_for_primary()?;
+        self.interruption.connected(&self.primary.client)
     }
 
     /// See "After a failover" in `docs/append-socket.md`. Why nothing is lost and nothing comes twice:
@@ -492,7 +506,12 @@ impl Appender<'_> {
             Some(why) => format!("timed out after {}: {why}", spoken(self.patience())),
             None => tailwind_runtime::logging::explain(error),
         };
+        anyhow!("{why}\n{}", self.reached())
+    }
+
+    /// How far it has come, and how to resume.
+    fn reached(&self) -> String {
         let began = self.log_end.or(self.began).unwrap_or(Lsn(0)).next();
-        anyhow!("{why}\n{}", aftermath(&self.window, self.options.framing.noun(), self.options.skip, began))
+        aftermath(&self.window, self.options.framing.noun(), self.options.skip, began)
     }
 }
