@@ -335,6 +335,14 @@ impl World {
         // A directory or a link is there.
         let Ok(descriptor) = opened else { return };
         let file = known.unwrap_or_else(|| names.add(&path).expect("open what was made"));
+        if writes && found.is_some() && random.one_in(3) {
+            // Nothing but the opening tells of what this writes.
+            self.exclusive(&file, || {
+                io::write(&descriptor, &vec![random.below(255) as u8 + 1; 300]).expect("write");
+                self.content(&file);
+            });
+            self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
+        }
         let mut table = self.table.write().expect("no panic");
         table.add(Open { descriptor, file, writes });
         if found.is_none() {
