@@ -87,8 +87,8 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub segment_size: SegmentSize,
 
-    /// Buffers of one segment each that a backup has. Its pool takes (buffers + 1) × segmentSize and 8 MiB. Six at least; more for
-    /// segments that wait for the disk.
+    /// Buffers of one segment each that a backup has. Its pool takes (buffers + 2) × (segmentSize + 4 KiB), buffers × 2 KiB
+    /// and 1 MiB. Six at least; more for segments that wait for the disk.
     #[serde(default = "sixteen")]
     #[schemars(range(min = 6, max = 4096))]
     pub buffers: u32,

@@ -257,9 +257,8 @@ fn pool_bytes(spec: &ReplicaGroupSpec) -> u64 {
         None | Some(Hugepages::Mi2) => 2 << 20,
         Some(Hugepages::Gi1) => 1 << 30,
     };
-    // A file for each buffer, and others beside them: on huge pages none shares a page with another.
-    let buffer = spec.segment_size.bytes().next_multiple_of(if hugepages(spec).is_some() { page } else { 4096 });
-    memory::pool(spec.buffers.into(), buffer).next_multiple_of(page)
+    let block = if hugepages(spec).is_some() { page } else { 4096 };
+    memory::pool(spec.buffers.into(), spec.segment_size.bytes(), block).next_multiple_of(page)
 }
 
 fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {

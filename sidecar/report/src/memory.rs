@@ -15,12 +15,21 @@ const PROGRAM_BYTES: u64 = 96 << 20;
 /// Segments that are in memory as a whole, outside the buffers: four being sent to sidecars, which are checked first, and one
 /// each that is scanned, flushed and scrubbed.
 const WHOLE_SEGMENTS: u64 = 4 + 3;
-/// Beside the buffers a pool has a table of them, and the file that names its owner.
-const POOL_SLACK_BYTES: u64 = 8 << 20;
+/// Buffers that a pool has room for beside its own: a fence holds a buffer and its copy at the same time, and so does a lending of a
+/// buffer that still has a file. One of each may be under way.
+const SPARE_BUFFERS: u64 = 2;
+/// Behind each buffer its file has a page with a flag.
+const FLAG_PAGE_BYTES: u64 = 4096;
+/// A pool has a table with a row for each buffer,
+const TABLE_ROW_BYTES: u64 = 2048;
+/// and other files: the table's head, the board, and the one that names its owner.
+const POOL_SLACK_BYTES: u64 = 1 << 20;
 
-/// Bytes of a pool of so many buffers. One buffer more is added, for the moment in which one is replaced.
-pub const fn pool(buffers: u64, buffer_size: u64) -> u64 {
-    (buffers + 1) * buffer_size + POOL_SLACK_BYTES
+/// Bytes of a pool of so many buffers, in a file system with blocks of `block` bytes. With less free space a backup waits for more
+/// before it begins.
+pub const fn pool(buffers: u64, buffer_size: u64, block: u64) -> u64 {
+    let file = (buffer_size + FLAG_PAGE_BYTES).next_multiple_of(block);
+    (buffers + SPARE_BUFFERS) * file + buffers * TABLE_ROW_BYTES + POOL_SLACK_BYTES
 }
 
 /// Bytes beside the pool for so many segments of this size: 224 MiB by default for the longest log, of which 72 MiB are for its

@@ -23,6 +23,8 @@ const UNLIMITED: u64 = 1 << 60;
 /// Memory-backed files count as memory of the process that has touched them first. Huge pages do not, and a disk's can be written
 /// back. `statfs(2)`
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// A block of such a file system.
+const PAGE_BYTES: u64 = 4096;
 /// As the operator rounds the size of a pool.
 const POOL_ROUNDED_TO_BYTES: u64 = 2 << 20;
 /// With room for fewer it could not append at all.
@@ -68,7 +70,7 @@ impl fmt::Display for BoundedBy {
 pub(super) fn memory_bound(pool: &Path, buffers: u32, segment_size: SegmentSize) -> anyhow::Result<MemoryBound> {
     let segment = u64::from(segment_size.bytes());
     let in_memory = rustix::fs::statfs(pool)?.f_type == TMPFS_MAGIC;
-    let pool = memory::pool(buffers.into(), segment).next_multiple_of(POOL_ROUNDED_TO_BYTES);
+    let pool = memory::pool(buffers.into(), segment, PAGE_BYTES).next_multiple_of(POOL_ROUNDED_TO_BYTES);
     let pool = if in_memory { pool } else { 0 };
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Ok(bound(limit(Path::new(CGROUPS), &own), pool, segment))
@@ -117,17 +119,17 @@ mod tests {
     fn a_smaller_limit_has_room_for_fewer_segments() {
         // What the operator gives by default: 16 buffers of 8 MiB.
         let of = |limit: Option<u64>| {
-            let found = bound(limit.map(|bytes| bytes * MI), 144 * MI, 8 * MI);
+            let found = bound(limit.map(|bytes| bytes * MI), 146 * MI, 8 * MI);
             (found.segments, found.from, too_little_memory(found).is_some())
         };
         let limited = |bytes: u64| BoundedBy::Limit(bytes * MI);
         assert_eq!(of(None), (131_072, BoundedBy::Inventory, false));
-        assert_eq!(of(Some(368)), (131_072, BoundedBy::Inventory, false));
-        assert_eq!(of(Some(367)), (129_251, limited(367), false));
-        assert_eq!(of(Some(300)), (7281, limited(300), false));
-        assert_eq!(of(Some(298)), (3640, limited(298), true));
+        assert_eq!(of(Some(370)), (131_072, BoundedBy::Inventory, false));
+        assert_eq!(of(Some(369)), (129_251, limited(369), false));
+        assert_eq!(of(Some(302)), (7281, limited(302), false));
+        assert_eq!(of(Some(300)), (3640, limited(300), true));
         assert_eq!(of(Some(64)), (0, limited(64), true));
-        let why = too_little_memory(bound(Some(64 * MI), 144 * MI, 8 * MI)).unwrap().why;
+        let why = too_little_memory(bound(Some(64 * MI), 146 * MI, 8 * MI)).unwrap().why;
         assert!(why.starts_with("the memory limit of its cgroup, 64 MiB, has no room for a log"), "{why}");
     }
 

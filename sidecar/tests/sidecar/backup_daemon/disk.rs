@@ -121,6 +121,27 @@ fn small_pool(daemon: &Daemon, test: &str) -> Option<SmallDisk> {
     disk
 }
 
+/// The kubelet gives the pool's volume no byte more than its `sizeLimit`.
+#[test]
+fn a_pool_of_the_size_that_the_operator_gives_has_room() {
+    const TABLE_HEAD: u64 = 4096;
+    const TABLE_ROW: u64 = 2048;
+    for (buffers, segment) in [(6, 64 << 10), (16, 8 << 20), (64, 64 << 20), (4096, 1 << 20)] {
+        let folder = tempfile::tempdir().unwrap();
+        let size = tailwind_report::memory::pool(buffers.into(), u64::from(segment), 4096);
+        let Some(disk) = SmallDisk::mount(folder.path(), &size.to_string()) else {
+            let test = "a_pool_of_the_size_that_the_operator_gives_has_room";
+            let _ = writeln!(std::io::stderr(), "cannot run: {test}: needs root that may mount");
+            return;
+        };
+        // It is made first.
+        let table = vec![1; (TABLE_HEAD + u64::from(buffers) * TABLE_ROW) as usize];
+        fs::write(disk.0.join("slots.table"), table).unwrap();
+        let pool = tailwind_fabric::Pool::open(&disk.0, buffers, segment);
+        assert!(pool.as_ref().is_ok_and(|pool| pool.has_room()), "{buffers} buffers of {segment} bytes: {pool:?}");
+    }
+}
+
 /// What anybody may ask for.
 fn probe(address: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
