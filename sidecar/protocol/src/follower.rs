@@ -173,6 +173,9 @@ pub struct Follower {
     history: History,
     /// The record to hand out next.
     next: Lsn,
+    /// The same, as long as it is to be the first of the log, nothing has been handed out, and it has not caught up: a board on which
+    /// nobody has looked for a while may show a first record that has been trimmed since.
+    begins: Option<Lsn>,
     /// Most bytes of a read.
     landing: u32,
     /// Which member is visited next.
@@ -273,6 +276,7 @@ impl Follower {
             config,
             history: History::UNKNOWN,
             next,
+            begins: (next == Lsn(0)).then_some(next),
             landing,
             turn,
             visits,
@@ -574,8 +578,8 @@ impl Follower {
             // An older line that came late.
             return self.rest_unless_still(now, out);
         }
-        if self.next == Lsn(0) {
-            self.next = progress.first;
+        if self.begins == Some(self.next) && progress.first > self.next {
+            (self.next, self.begins) = (progress.first, Some(progress.first));
         }
         if before.is_some_and(|before| progress.version != before.version) {
             // The member may have been out of the set in between, and its board without beats.
@@ -614,6 +618,7 @@ impl Follower {
     }
 
     fn catch_up(&mut self, out: &mut Vec<Output>) {
+        self.begins = None;
         if !std::mem::replace(&mut self.caught_up, true) {
             out.push(Output::CaughtUp);
         }

@@ -72,6 +72,8 @@ struct ClientRead<'a> {
     context: &'a Arc<Context>,
     /// Who reads.
     client: ClientStream,
+    /// What its client gets first, as long as that is to be the first record of the log and nothing has been sent.
+    begins: Option<Lsn>,
     /// The record before which it ends.
     until: Lsn,
     /// At most so many records; 0 for no limit.
@@ -100,7 +102,8 @@ pub(super) async fn serve(context: Arc<Context>, detached: DetachedConnection, w
         ReadKind::Follow => (0, AtEnd::Turn, true),
     };
     let (until, ahead) = (until(from, limit), ReadAhead::default());
-    let mut read = ClientRead { context: &context, client, until, limit, at_end, history, told: None, ahead };
+    let begins = (from == Lsn(0)).then_some(from);
+    let mut read = ClientRead { context: &context, client, begins, until, limit, at_end, history, told: None, ahead };
     let end = match read.client.write(&unsent).await {
         Err(end) => end,
         Ok(()) if place.is_err() => {
@@ -152,12 +155,18 @@ impl ClientRead<'_> {
         }
     }
 
-    /// The log begins with this record: so does a read of all there is.
+    /// The log begins with this record: so does a read of all there is, unless its client has been sent a record or was told that it
+    /// has caught up.
     fn begin_at(&mut self, first: Lsn) {
-        if self.client.next == Lsn(0) && first > Lsn(0) {
-            self.client.next = first;
+        if self.begins() && first > self.client.next {
+            (self.client.next, self.begins) = (first, Some(first));
             self.until = until(first, self.limit);
         }
+    }
+
+    /// Whether its client wants the first record, whichever that is.
+    fn begins(&self) -> bool {
+        self.begins == Some(self.client.next) && !self.client.has_caught_up()
     }
 
     /// This log, which has been cut so, is read from now on. A client that has been sent what a cut has taken gets nothing more.

@@ -355,6 +355,35 @@ fn has_not_caught_up_with_a_line_that_it_finds() {
     assert!(scene.follower.lag(scene.now).behind.is_some() && scene.left.is_empty());
 }
 
+/// The same with the first record: it has been trimmed since.
+#[test]
+fn begins_with_the_first_record_that_there_is_now() {
+    let logs = segments(&[20, 9]);
+    let first = logs[1].closures[0].first;
+    let mut member = Member::new(1, vec![open(&logs[1])]);
+    (member.progress.first, member.lives) = (Lsn(1), false);
+    let mut scene = Scene::new(0, 4096, vec![member]);
+    scene.pass(BEAT);
+    (scene.members[0].progress.first, scene.members[0].lives) = (first, true);
+    scene.pass(8 * BEAT);
+    assert_eq!(scene.trimmed, None);
+    scene.shows(&[&logs[1]]);
+    assert_eq!(scene.caught_up, 1);
+
+    // Who has caught up lacks what was trimmed from then on.
+    let mut empty = Member::new(1, vec![open(&logs[0])]);
+    empty.ack(0);
+    let mut scene = Scene::new(0, 4096, vec![empty]);
+    scene.pass(8 * BEAT);
+    assert_eq!(scene.caught_up, 1);
+    let later = Member::new(1, vec![open(&logs[1])]);
+    scene.members[0].copies = later.copies;
+    (scene.members[0].progress.first, scene.members[0].progress.acked) = (first, later.progress.acked);
+    scene.members[0].progress.end = later.progress.end;
+    scene.pass(8 * BEAT);
+    assert_eq!((scene.trimmed, scene.shown.len()), (Some(first), 0));
+}
+
 /// There is no primary: nobody can say whether there is more.
 #[test]
 fn has_caught_up_with_a_board_that_stands_still() {

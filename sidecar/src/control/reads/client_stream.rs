@@ -120,6 +120,11 @@ impl ClientStream {
         self.send(&Response::History { history }).await
     }
 
+    /// Whether its client was told that it has caught up, at any record.
+    pub(super) fn has_caught_up(&self) -> bool {
+        self.caught_up.is_some()
+    }
+
     /// Tells it that it has caught up, unless it knows: no record has been sent since.
     pub(super) async fn send_caught_up(&mut self) -> Result<(), End> {
         if self.caught_up.replace(self.next) == Some(self.next) {

@@ -53,7 +53,8 @@ pub(super) async fn follow(
     let now = Instant::now();
     let turn = random_below(u64::from(u16::MAX)) as usize;
     let following = Following {
-        machine: Follower::new(Duration::ZERO, next, LANDING, turn, Visit(0)).in_history(read.history),
+        machine: Follower::new(Duration::ZERO, if read.begins() { Lsn(0) } else { next }, LANDING, turn, Visit(0))
+            .in_history(read.history),
         frames: read.ahead.frames(read.client.request),
         read,
         slot,
