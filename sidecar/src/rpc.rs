@@ -45,6 +45,8 @@ const REPLY_SIZE_MAX: usize = 1 << 20;
 const REFUSAL_SIZE_MAX: usize = 16 << 10;
 /// Connections kept for later. Few requests to one backup are under way at a time.
 const IDLE_MAX: usize = 4;
+/// How long a segment may be on its way: 64 MiB at about 1 MiB a second, for as long as a backup sends one.
+const FETCH_TIME_MAX: Duration = Duration::from_secs(60);
 /// Idle connections are not used for longer than this: the server ends them soon after, and a request that meets the end
 /// on its way would not be repeated.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(IDLE_TIMEOUT.as_secs() / 2);
@@ -264,25 +266,33 @@ impl BackupClient {
     }
 
     /// Fetches the bytes of a closed segment, and hands them on as they come. As many as the closure says; whether they are
-    /// right is for the caller to scan.
+    /// right is for the caller to scan. Gives up when nothing has come for as long as `silence_max`: how long a whole segment
+    /// takes is a matter of the network.
     pub async fn fetch(
         &self,
         request: &FetchRequest,
-        timeout: Duration,
+        silence_max: Duration,
         each: impl FnMut(&[u8]),
     ) -> Result<(), CallError> {
-        let silent = |_| Err(self.unreachable(&format!("not done within {timeout:?}")));
-        tokio::time::timeout(timeout, self.receive_segment(request, each)).await.unwrap_or_else(silent)
+        let too_long = |_| Err(self.unreachable(&format!("not done within {FETCH_TIME_MAX:?}")));
+        timeout(FETCH_TIME_MAX, self.receive_segment(request, silence_max, each)).await.unwrap_or_else(too_long)
     }
 
-    async fn receive_segment(&self, request: &FetchRequest, mut each: impl FnMut(&[u8])) -> Result<(), CallError> {
+    async fn receive_segment(
+        &self,
+        request: &FetchRequest,
+        silence_max: Duration,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), CallError> {
+        let silent = |_| self.unreachable(&format!("silent for {silence_max:?}"));
         let wanted = request.closure.end.0 as usize;
         let body = self.encode(request)?;
         let request = || (Method::POST, body.clone());
-        let (link, response) = self.ask(path::FETCH, request, true, REFUSAL_SIZE_MAX).await?;
+        let asked = self.ask(path::FETCH, request, true, REFUSAL_SIZE_MAX);
+        let (link, response) = timeout(silence_max, asked).await.map_err(silent)??;
         let mut body = response.into_body();
         let mut received = 0;
-        while let Some(frame) = body.frame().await {
+        while let Some(frame) = timeout(silence_max, body.frame()).await.map_err(silent)? {
             let frame = frame.map_err(|error| self.unreachable(&broken_off(&causes(&error))))?;
             let Ok(piece) = frame.into_data() else { continue };
             received += piece.len();

@@ -40,8 +40,8 @@ const SOURCE_SILENCE: Duration = Duration::from_secs(1);
 /// How long a source that was silent is not asked again: a newcomer pulls many segments, one after the other, and each would
 /// cost another silence.
 const AVOIDED: Duration = Duration::from_secs(10);
-/// How long a fetch may take: as for the primary's own.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long nothing may come of a fetch: as for the primary's own.
+const FETCH_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Pause between two looks at reads on their way.
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 /// How long a caller should wait while as many pulls as there may be are under way.
@@ -211,7 +211,7 @@ impl Puller {
         let PullRequest { identity, closure, .. } = *request;
         let fetch = FetchRequest { group: self.group.clone(), identity, closure, check };
         let at = AtomicU32::new(0);
-        let mut fetched = pin!(client.fetch(&fetch, FETCH_TIMEOUT, |piece| {
+        let mut fetched = pin!(client.fetch(&fetch, FETCH_SILENCE_MAX, |piece| {
             // No more bytes come than the closure says, and it has been compared with the buffer's size.
             let from = at.fetch_add(piece.len() as u32, Ordering::Relaxed);
             // Once the filling is over, it stays so.

@@ -182,11 +182,9 @@ async fn a_sent_request_is_not_retried() {
     assert_eq!(requests.load(Ordering::SeqCst), 2, "sent once, over the connection that was kept");
 }
 
-#[tokio::test]
-async fn a_segment_has_the_length_of_its_closure() {
-    let router = Router::new().route(path::FETCH, post(|| async { vec![7_u8; 100] }));
-    let client = serving(router).await;
-    let request = |end: u32| FetchRequest {
+/// For a segment that ends there.
+fn request_of(end: u32) -> FetchRequest {
+    FetchRequest {
         group: "db".parse().unwrap(),
         identity: SegmentIdentity {
             log: LogId(1),
@@ -197,16 +195,45 @@ async fn a_segment_has_the_length_of_its_closure() {
         },
         closure: Closure { first: Lsn(1), last: Lsn(0), end: Offset(end), chain: Chain(0) },
         check: false,
-    };
+    }
+}
+
+#[tokio::test]
+async fn a_segment_has_the_length_of_its_closure() {
+    let router = Router::new().route(path::FETCH, post(|| async { vec![7_u8; 100] }));
+    let client = serving(router).await;
     let mut bytes = Vec::new();
-    client.fetch(&request(100), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await.unwrap();
+    client.fetch(&request_of(100), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await.unwrap();
     assert_eq!(bytes, vec![7; 100]);
     for wanted in [99, 99_999] {
         bytes.clear();
-        let fetched = client.fetch(&request(wanted), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await;
+        let fetched = client.fetch(&request_of(wanted), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await;
         assert_eq!(fetched.unwrap_err().to_string(), format!("{}: 100 bytes instead of {wanted}", client.whom()));
         assert!(bytes.len() <= wanted as usize, "{} bytes handed on", bytes.len());
     }
+}
+
+#[tokio::test]
+async fn a_segment_may_take_longer_than_a_silence() {
+    let slow = |pieces: u64| async move {
+        let piece = move |number: u64| async move {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            if number == pieces {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, std::io::Error>(vec![7; 25])
+        };
+        Body::from_stream(stream::iter(0..4).then(piece))
+    };
+    let request = request_of(100);
+    // Four pieces take 2.8 s.
+    let whole = serving(Router::new().route(path::FETCH, post(move || slow(u64::MAX)))).await;
+    let mut bytes = 0;
+    whole.fetch(&request, Duration::from_millis(2500), |piece| bytes += piece.len()).await.unwrap();
+    assert_eq!(bytes, 100);
+    let stops = serving(Router::new().route(path::FETCH, post(move || slow(1)))).await;
+    let error = stops.fetch(&request, Duration::from_millis(2500), |_| ()).await.unwrap_err().to_string();
+    assert!(error.ends_with("silent for 2.5s"), "{error}");
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ use crate::rpc::{BackupClient, CallError, FenceError};
 
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
 const BULK_WRITE: u32 = 1 << 20;
-/// How long a bulk write may go without any completion, and a segment be on its way.
+/// How long a bulk write may go without any completion, and a fetch without any bytes.
 pub(in crate::control) const BULK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause that a backup's "retry later" makes; it says some 100 ms.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
