@@ -74,6 +74,11 @@ impl Store {
         }
     }
 
+    /// Whether a look at it costs others nothing.
+    pub fn is_a_file(&self) -> bool {
+        matches!(self, Store::File(_))
+    }
+
     /// Compare-and-swap.
     pub async fn swap(&self, swap: Swap) -> SwapOutcome {
         let outcome = match self {

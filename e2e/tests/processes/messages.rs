@@ -2,6 +2,7 @@
 //! once, and again when it changes.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -106,6 +107,17 @@ fn a_reader_without_a_config_file_names_it() {
     (0..group.backups()).for_each(|index| group.start_backup(index).unwrap());
     group.start_sidecar(0).unwrap();
     group.wait("the wait to be over", |group| group.role(1) == "reader" && waiting(group, 1).is_empty()).unwrap();
+
+    // A disk that loses it, or a mount that goes away.
+    let newest = fs::read_dir(group.config().parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    let number = |path: &PathBuf| path.extension().and_then(|end| end.to_str()?.parse::<u64>().ok());
+    let newest = newest.max_by_key(|path| number(path).unwrap_or(0)).unwrap();
+    let content = fs::read(&newest).unwrap();
+    fs::write(&newest, "damaged").unwrap();
+    let words = format!("config file {} is damaged", newest.display());
+    group.wait("it to say what is damaged", |group| waiting(group, 1).contains(&words)).unwrap();
+    fs::write(&newest, content).unwrap();
+    group.wait("the wait to be over", |group| waiting(group, 1).is_empty()).unwrap();
 }
 
 #[test]

@@ -11,8 +11,8 @@ use crate::control::Context;
 use crate::control::desired::READS_DISABLED;
 use crate::path::Command;
 
-/// How often a reader looks why there is no configuration.
-const ABSENT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a reader looks whether the config store tells it anything.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Stays in that role. Returns only with an error.
 pub(super) async fn stay(context: &Context) -> anyhow::Result<()> {
@@ -21,11 +21,11 @@ pub(super) async fn stay(context: &Context) -> anyhow::Result<()> {
     configurations.mark_changed();
     desired.mark_changed();
     let (mut said, mut may_read) = (None, true);
-    let mut absent = AbsentStore::default();
+    let mut trouble = StoreTrouble::default();
     loop {
         tokio::select! {
-            () = absent.looks_again(), if said.is_none() => {
-                absent.tell(context).await;
+            () = trouble.looks_again(), if said.is_none() || context.store.is_a_file() => {
+                trouble.tell(context).await;
                 continue;
             }
             Ok(()) = desired.changed() => {
@@ -49,22 +49,29 @@ pub(super) async fn stay(context: &Context) -> anyhow::Result<()> {
     anyhow::bail!("the watch of the config store has ended")
 }
 
-/// A config store that a reader finds nothing in: the group has not started, or the reader looks in the wrong place.
+/// A config store that tells a reader nothing: the group has not started, the reader looks in the wrong place, or the file is damaged
+/// or out of reach. The Kubernetes API is asked only until it has told something: each look would be a request.
 #[derive(Default)]
-struct AbsentStore {
+struct StoreTrouble {
     said: Option<String>,
 }
 
-impl AbsentStore {
+impl StoreTrouble {
     /// Between two looks. The first one comes after as long: a group may start its sidecars in any order.
     async fn looks_again(&self) {
-        tokio::time::sleep(ABSENT_INTERVAL).await;
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 
-    /// Says what is missing, when that changes.
+    /// Says what is wrong, when that changes.
     async fn tell(&mut self, context: &Context) {
         let why = match context.store.read().await {
-            Ok(Some(_)) => return,
+            Ok(Some(_)) => {
+                if self.said.take().is_some() {
+                    context.waits.over();
+                    tracing::info!("the config store answers");
+                }
+                return;
+            }
             Ok(None) => context.store.nothing_yet(),
             Err(why) => why,
         };
