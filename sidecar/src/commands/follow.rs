@@ -3,7 +3,7 @@
 //! What a standby app does all its life, for people and scripts. Records go to standard output; that it has caught up, how
 //! old its view is, and its turn go to standard error.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -13,6 +13,9 @@ use tailwind_client::{self as client, Error, FollowEvent, Lsn};
 use super::read::{LOOK_UP_EVERY, Output, OutputOptions, Start, WRITE, copy_tail, go_on, is_abandoned};
 use super::target::{FIRST_OF_SOCKETS, Target, WAIT_FOR_ANY};
 use super::tell;
+
+/// How long a sidecar may be silent that says how old its view is: it does so twice a second.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// Write records to standard output as they are acknowledged, at a sidecar of any role, until it becomes primary.
 #[derive(Args, Clone, Debug)]
@@ -89,9 +92,13 @@ fn copy_follow(
     out: &mut Output,
 ) -> anyhow::Result<End> {
     let mut follow = client.follow(*next)?;
-    let (mut has_caught_up, mut was_stale) = (false, false);
+    let (mut has_caught_up, mut was_stale, mut heard) = (false, false, Instant::now());
     loop {
-        match follow.next_event() {
+        let event = follow.next_event();
+        if event.is_ok() {
+            heard = Instant::now();
+        }
+        match event {
             Ok(Some(FollowEvent::Record(lsn, payload))) => {
                 out.write(lsn, payload).context(WRITE)?;
                 *next = (follow.history(), lsn.next()).into();
@@ -115,6 +122,11 @@ fn copy_follow(
                 return Ok(End::Turn);
             }
             Ok(None) => bail!("the sidecar has ended the follow"),
+            Err(Error::TimedOut { .. }) if heard.elapsed() >= SILENCE_MAX => {
+                if !std::mem::replace(&mut was_stale, true) {
+                    tell(format_args!("lag: stale: the sidecar has been silent for {SILENCE_MAX:?}"));
+                }
+            }
             Err(Error::TimedOut { .. }) => {}
             Err(error) => return Err(error.into()),
         }

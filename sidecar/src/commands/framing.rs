@@ -174,33 +174,38 @@ pub struct RecordWriter<W> {
     framing: OutputFraming,
     print_lsn: bool,
     written: u64,
+    /// A record as it is written: as a whole, so that output which ends early ends with a whole record.
+    whole: Vec<u8>,
 }
 
 impl<W: Write> RecordWriter<W> {
     /// With `print_lsn`, each line begins with the record's LSN and a tab.
     pub fn new(out: W, framing: OutputFraming, print_lsn: bool) -> RecordWriter<W> {
-        RecordWriter { out, framing, print_lsn, written: 0 }
+        RecordWriter { out, framing, print_lsn, written: 0, whole: Vec::new() }
     }
 
     /// Writes one record.
     pub fn write(&mut self, lsn: Lsn, payload: &[u8]) -> io::Result<()> {
+        let whole = &mut self.whole;
+        whole.clear();
         if self.print_lsn {
-            write!(self.out, "{lsn}\t")?;
+            write!(whole, "{lsn}\t")?;
         }
         match self.framing {
             OutputFraming::Lines => {
-                self.out.write_all(payload)?;
-                self.out.write_all(b"\n")?;
+                whole.extend_from_slice(payload);
+                whole.push(b'\n');
             }
             OutputFraming::Length => {
-                self.out.write_all(&(payload.len() as u32).to_le_bytes())?;
-                self.out.write_all(payload)?;
+                whole.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+                whole.extend_from_slice(payload);
             }
             OutputFraming::Hex => {
-                payload.iter().try_for_each(|byte| write!(self.out, "{byte:02x}"))?;
-                self.out.write_all(b"\n")?;
+                payload.iter().try_for_each(|byte| write!(whole, "{byte:02x}"))?;
+                whole.push(b'\n');
             }
         }
+        self.out.write_all(whole)?;
         self.written += 1;
         Ok(())
     }

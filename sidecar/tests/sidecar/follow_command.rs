@@ -166,6 +166,20 @@ fn follow_ends_with_the_turn() {
     assert_eq!(ended.errors.lines().collect::<Vec<_>>(), lines);
 }
 
+/// It hangs, so it cannot say that its view grows old.
+#[test]
+fn a_silent_sidecar_is_reported_as_stale() {
+    let sidecar = Sidecar::new(VERSION, |peer| {
+        let request = peer.expect(Request::Follow { from: 1, history: 0 });
+        peer.lag(request, 6, 1, false);
+        std::thread::sleep(Duration::from_secs(5));
+        peer.send(request, Response::Turn { epoch: 5, next: 1 });
+    });
+    let ended = sidecar.run(&["follow", "--from", "1"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.errors.matches("lag: stale: the sidecar has been silent for 2s").count(), 1, "{}", ended.errors);
+}
+
 #[test]
 fn each_lag_is_reported_on_demand() {
     let sidecar = Sidecar::new(VERSION, |peer| {

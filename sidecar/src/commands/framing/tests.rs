@@ -31,6 +31,33 @@ fn split(framing: InputFraming, max: usize, bytes: &[u8], step: usize) -> (Vec<V
     }
 }
 
+/// What a signal leaves of the output ends with a whole record.
+#[test]
+fn each_record_is_written_as_a_whole() {
+    #[derive(Default)]
+    struct Writes(Vec<Vec<u8>>);
+    impl Write for Writes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    for (framing, wholes) in [
+        (OutputFraming::Lines, [&b"7\tab\n"[..], b"8\t\n"]),
+        (OutputFraming::Hex, [b"7\t6162\n", b"8\t\n"]),
+        (OutputFraming::Length, [b"7\t\x02\0\0\0ab", b"8\t\0\0\0\0"]),
+    ] {
+        let mut writer = RecordWriter::new(Writes::default(), framing, true);
+        writer.write(Lsn(7), b"ab").unwrap();
+        writer.write(Lsn(8), b"").unwrap();
+        assert_eq!(writer.out.0, wholes);
+    }
+}
+
 #[test]
 fn a_line_is_a_record_without_its_newline() {
     let stories: [(&[u8], &[&[u8]]); 6] = [
