@@ -435,7 +435,7 @@ impl Appender<'_> {
     }
 
     fn find_primary(&mut self) -> anyhow::Result<()> {
-        self.interruption.looking(self.reached());
+        self.interruption.looking(self.reached())?;
         self.primary = self.options.target.wait_for_primary()?;
         self.interruption.connected(&self.primary.client)
     }

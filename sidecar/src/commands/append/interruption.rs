@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rustix::net::{Shutdown, shutdown};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -61,22 +61,22 @@ impl Interruption {
         matches!(*self.state(), State::Interrupted)
     }
 
-    /// It has another connection.
+    /// It has another connection; an error if it is to end.
     pub(super) fn connected(&self, connection: &impl AsFd) -> anyhow::Result<()> {
-        self.change(State::Connected(duplicate(connection)?));
-        Ok(())
+        self.change(State::Connected(duplicate(connection)?))
     }
 
-    /// It has none.
-    pub(super) fn looking(&self, reached: String) {
-        self.change(State::Looking(reached));
+    /// It has none; an error if it is to end.
+    pub(super) fn looking(&self, reached: String) -> anyhow::Result<()> {
+        self.change(State::Looking(reached))
     }
 
-    fn change(&self, to: State) {
+    fn change(&self, to: State) -> anyhow::Result<()> {
         let mut state = self.state();
-        if !matches!(*state, State::Interrupted) {
-            *state = to;
-        }
+        // A signal that comes from here on finds the new state.
+        ensure!(!matches!(*state, State::Interrupted), INTERRUPTED);
+        *state = to;
+        Ok(())
     }
 }
 
@@ -87,4 +87,19 @@ fn duplicate(connection: &impl AsFd) -> anyhow::Result<OwnedFd> {
 fn end(what: &str) -> ! {
     super::tell(format!("append: {what}"));
     std::process::exit(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_append_finds_no_other_primary() {
+        let interruption = Interruption(Arc::new(Mutex::new(State::Interrupted)));
+        let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        for refused in [interruption.looking(String::new()), interruption.connected(&connection)] {
+            assert_eq!(refused.unwrap_err().to_string(), INTERRUPTED);
+        }
+        assert!(interruption.has_come());
+    }
 }
