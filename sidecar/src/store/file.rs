@@ -52,6 +52,8 @@ const LOOKS_MAX: usize = 50;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// A file on its way that is older than this was left by a process that died. Ages are told by the file system's clock.
 const DRAFT_LIFE: Duration = Duration::from_secs(3600);
+/// Most bytes of a file: a configuration takes some kilobytes.
+const SIZE_MAX: usize = 1 << 20;
 /// How names of files on their way end.
 const DRAFT: &str = ".new";
 
@@ -362,6 +364,9 @@ impl FileStore {
             Err(error) if is_gone(&error) => return Ok(None),
             Err(error) => return Err(io("read config file", &path)(error)),
         };
+        if bytes.len() > SIZE_MAX {
+            return Err(self.damaged(number, "it is larger than 1 MiB, as no configuration is"));
+        }
         match ConfigFile::from_bytes(&bytes) {
             Ok(ConfigFile { group: Some(found), .. }) if found != self.group => {
                 Err(StoreError::OtherGroup { path, found })
@@ -431,15 +436,15 @@ impl FileStore {
     }
 }
 
-/// The bytes of a regular file. Opening a FIFO would wait for a writer.
+/// The bytes of a regular file, or its beginning if it is larger than any. Opening a FIFO would wait for a writer.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let nonblock = OFlags::NONBLOCK.bits() as i32;
-    let mut file = File::options().read(true).custom_flags(nonblock).open(path)?;
+    let file = File::options().read(true).custom_flags(nonblock).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    file.take(SIZE_MAX as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

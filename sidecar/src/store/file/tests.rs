@@ -369,6 +369,16 @@ fn what_is_no_regular_file_is_refused_at_once() {
     }
 }
 
+#[test]
+fn a_file_that_is_too_large_is_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 2);
+    // Sparse: it takes no disk, and would take the memory of every process that reads it.
+    File::options().write(true).open(store.path_of(1)).unwrap().set_len(1 << 40).unwrap();
+    let error = store.read().unwrap_err().to_string();
+    assert!(error.contains("config.json.1 is damaged (it is larger than 1 MiB"), "{error}");
+}
+
 /// It is tried 20 times a second, and logged when it says something new.
 #[test]
 fn a_failing_swap_says_the_same_each_time() {
