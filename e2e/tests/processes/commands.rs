@@ -301,8 +301,9 @@ fn scan_of_a_folder_names_damaged_and_missing_segments() {
         let line = sound.out.lines().find(|line| line.trim_start().starts_with(own));
         assert!(line.is_some_and(|line| !line.contains("neither")), "{own}: {line:?}");
     }
-    let payloads = scan(&["--payloads", "lines"]);
+    let payloads = scan(&["--payloads", "lines", segment(1).to_str().unwrap()]);
     assert!(payloads.code == Some(2) && payloads.errors.contains("--payloads takes files"), "{payloads:?}");
+    assert_eq!(payloads.out, "", "a command line that is refused has done nothing");
 
     // In place of a file there is a FIFO, which must not be waited for.
     fs::remove_file(segment(2)).unwrap();

@@ -20,6 +20,7 @@ use super::scan::{self, folder::describe};
 use super::{counted, print, tell};
 use crate::backup::options::default_flush_dir;
 use crate::options::own_name;
+use crate::rpc::printable;
 
 /// List or release copies that a backup has quarantined because they are not part of the log.
 #[derive(Args, Clone, Debug)]
@@ -179,7 +180,7 @@ fn list(folder: &Path, files: &Files) -> Listed {
                 ("UNREAD", explain(&error))
             }
         };
-        listed.lines.push(format!("{name}  {state:<8} {}, {what}", counted(*size, "byte")));
+        listed.lines.push(format!("{}  {state:<8} {}, {what}", printable(name), counted(*size, "byte")));
     }
     listed
 }

@@ -58,13 +58,16 @@ pub struct ScanOptions {
 
 /// Scans each file and folder. An error, once all have been scanned, if one of them could not be, or is damaged.
 pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
-    let mut bad = 0;
-    for (place, path) in options.paths.iter().enumerate() {
+    // Before anything is written.
+    for path in options.paths.iter().filter(|_| options.payloads.is_some()) {
         ensure_usage!(
-            options.payloads.is_none() || !path.is_dir(),
+            !path.is_dir(),
             "{}: --payloads takes files, because a folder may hold several copies of a segment",
             path.display()
         );
+    }
+    let mut bad = 0;
+    for (place, path) in options.paths.iter().enumerate() {
         let gap = if place > 0 { "\n" } else { "" };
         let scanned = if path.is_dir() { scan_folder(options, path, gap) } else { scan(options, path, gap) };
         match scanned {

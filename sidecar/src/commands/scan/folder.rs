@@ -11,6 +11,7 @@ use tailwind_protocol::ids::{Epoch, LogId, Lsn, SegmentId};
 
 use super::examine::{Content, FileKind, SegmentFileName, SegmentReport, State};
 use crate::commands::counted;
+use crate::rpc::printable;
 
 /// All that is known of a folder so far.
 #[derive(Debug, Default)]
@@ -254,7 +255,7 @@ impl fmt::Display for FolderReport {
 }
 
 fn line(name: &str, state: &str, what: &str) -> String {
-    format!("{name:<32} {state:<8} {what}")
+    format!("{:<32} {state:<8} {what}", printable(name))
 }
 
 /// What a segment's file holds, in one line.

@@ -74,6 +74,13 @@ fn a_whole_folder_is_sound() {
 }
 
 #[test]
+fn a_name_is_one_line_and_no_escape_sequence() {
+    let folder = Folder::default();
+    let line = folder.add_other("x\u{1b}[2J\nsegment-0000000000000001.closed", "unknown");
+    assert!(line.starts_with("x?[2J?segment-"), "{line}");
+}
+
+#[test]
 fn missing_segments_are_listed_with_their_records() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
