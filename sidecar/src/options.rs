@@ -301,7 +301,10 @@ pub fn parse_segment_size(text: &str) -> Result<SegmentSize, String> {
 
 /// Writes an address so that a reader sees all of it or nothing.
 pub fn write_port_file(path: &Path, address: SocketAddr) -> anyhow::Result<()> {
-    let fresh = path.with_extension("new");
+    // Of this process: others may write such files beside it.
+    let mut fresh = path.to_owned().into_os_string();
+    fresh.push(format!(".{}.new", std::process::id()));
+    let fresh = PathBuf::from(fresh);
     std::fs::write(&fresh, format!("{address}\n")).with_context(|| format!("write {}", fresh.display()))?;
     std::fs::rename(&fresh, path).with_context(|| format!("rename to {}", path.display()))
 }
@@ -309,6 +312,20 @@ pub fn write_port_file(path: &Path, address: SocketAddr) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn port_files_whose_names_differ_behind_a_dot_do_not_meet() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let (first, second) = (folder.path().join("port.first"), folder.path().join("port.second"));
+        // What another process has left, or is writing.
+        std::fs::create_dir(folder.path().join("port.new")).unwrap();
+        write_port_file(&first, address(1)).unwrap();
+        write_port_file(&second, address(2)).unwrap();
+        assert_eq!(std::fs::read_to_string(first).unwrap(), "127.0.0.1:1\n");
+        assert_eq!(std::fs::read_to_string(second).unwrap(), "127.0.0.1:2\n");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
 
     #[test]
     fn sizes_accept_binary_suffixes() {
