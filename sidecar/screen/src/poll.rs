@@ -13,28 +13,29 @@ use tailwind_report::report::parse;
 use crate::model::{Answer, Round};
 use crate::show::Input;
 
-/// How long a sidecar may take to answer: one that takes longer is shown as one that does not.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// Sidecars by their sockets.
-pub struct Sidecars(Vec<(PathBuf, Option<Client>)>);
+pub struct Sidecars {
+    clients: Vec<(PathBuf, Option<Client>)>,
+    timeout: Duration,
+}
 
 impl Sidecars {
-    /// Nobody is asked yet.
-    pub fn new(sockets: Vec<PathBuf>) -> Sidecars {
-        Sidecars(sockets.into_iter().map(|socket| (socket, None)).collect())
+    /// Nobody is asked yet. A sidecar that takes longer to answer than `timeout` is shown as one that does not.
+    pub fn new(sockets: Vec<PathBuf>, timeout: Duration) -> Sidecars {
+        Sidecars { clients: sockets.into_iter().map(|socket| (socket, None)).collect(), timeout }
     }
 
     /// Asks each once.
     pub fn ask(&mut self) -> Round {
-        let answers = self.0.iter_mut().map(|(socket, client)| (socket.display().to_string(), ask(socket, client)));
-        Round { answers: answers.collect() }
+        let timeout = self.timeout;
+        let ask = |(socket, client): &mut (PathBuf, _)| (socket.display().to_string(), ask(socket, client, timeout));
+        Round { answers: self.clients.iter_mut().map(ask).collect() }
     }
 }
 
-fn ask(socket: &Path, kept: &mut Option<Client>) -> Answer {
+fn ask(socket: &Path, kept: &mut Option<Client>, timeout: Duration) -> Answer {
     // A ring would be counted, and appends have the use of it.
-    let options = Options { timeout: Some(ANSWER_TIMEOUT), socket_only: true, ..Options::default() };
+    let options = Options { timeout: Some(timeout), socket_only: true, ..Options::default() };
     let mut client = match kept.take() {
         Some(client) => client,
         None => Client::connect_with(socket, &options).map_err(|error| why(&error))?,

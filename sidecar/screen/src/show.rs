@@ -3,7 +3,6 @@
 //! Called by `tailwind-sidecar top`, and by `./quickstart` on a thread beside its work.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,15 +42,10 @@ pub enum End {
 ///
 /// # Errors
 /// The terminal does not obey. It is left as it was.
-pub fn show(
-    mut screen: Screen,
-    sockets: Vec<PathBuf>,
-    interval: Duration,
-    inputs: &Receiver<Input>,
-) -> io::Result<End> {
+pub fn show(mut screen: Screen, sidecars: Sidecars, interval: Duration, inputs: &Receiver<Input>) -> io::Result<End> {
     let (rounds, answered) = mpsc::channel();
     let (ending, end) = mpsc::channel();
-    let polling = thread::spawn(move || watch(Sidecars::new(sockets), interval, &rounds, &end));
+    let polling = thread::spawn(move || watch(sidecars, interval, &rounds, &end));
     let result = turn(&mut screen, &answered, inputs);
     drop(screen);
     drop((ending, answered));

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use tailwind_screen::poll::Sidecars;
 use tailwind_screen::show::{self, End};
 use tailwind_screen::terminal::Screen;
 
@@ -31,7 +32,8 @@ fn child() {
         panic!("as asked");
     }
     let (_nothing, inputs) = show::nothing_to_tell();
-    let end = show::show(screen, vec!["/nonexistent/socket".into()], Duration::from_millis(50), &inputs).unwrap();
+    let sidecars = Sidecars::new(vec!["/nonexistent/socket".into()], Duration::from_secs(1));
+    let end = show::show(screen, sidecars, Duration::from_millis(50), &inputs).unwrap();
     println!("ended with {end:?}");
     assert_ne!(end, End::Done);
 }

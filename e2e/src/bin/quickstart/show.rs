@@ -11,11 +11,14 @@ use tailwind_e2e::processes::group::Group;
 use tailwind_e2e::workload::percentile;
 use tailwind_report::rows::Tone;
 use tailwind_screen::model::Progress;
+use tailwind_screen::poll::Sidecars;
 use tailwind_screen::show::{self, End};
 use tailwind_screen::terminal::{self, Screen, Wish};
 
 /// Between two rounds of questions to the sidecars, for the screen: a failover takes less than a second.
 const SCREEN_INTERVAL: Duration = Duration::from_millis(100);
+/// A sidecar that takes longer to answer, because it is frozen, is shown as one that does not.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where the run is shown.
 pub(crate) enum Show {
@@ -44,7 +47,7 @@ impl Show {
         let sockets = (0..group.setup().sidecars).map(|index| group.socket(index)).collect();
         let thread = thread::spawn(move || {
             // The terminal is as it was after this.
-            match show::show(screen, sockets, SCREEN_INTERVAL, &inputs) {
+            match show::show(screen, Sidecars::new(sockets, ANSWER_TIMEOUT), SCREEN_INTERVAL, &inputs) {
                 Ok(End::Wish(Wish::Interrupt)) => {
                     // The script that started this ends as well, and cleans up.
                     let _ = kill_current_process_group(Signal::INT);
