@@ -66,7 +66,8 @@ pub(crate) fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
 }
 
 /// Resources of a container: what the spec says or else `cpu` and `memory`, then `more_memory` for what it is made for, and the
-/// RDMA device. Memory is limited to what is requested: what is pinned cannot be taken back.
+/// RDMA device. Memory is limited to what is requested: what is pinned cannot be taken back. Where only a limit of CPU is given,
+/// it is requested as well, as API servers do it: more than the limit would be refused, and less is another QoS class.
 pub(crate) fn resources(
     spec: &ReplicaGroupSpec,
     given: Option<&ResourceRequirements>,
@@ -75,7 +76,8 @@ pub(crate) fn resources(
 ) -> ResourceRequirements {
     let given = given.cloned().unwrap_or_default();
     let (mut requests, mut limits) = (given.requests.unwrap_or_default(), given.limits.unwrap_or_default());
-    requests.entry("cpu".to_owned()).or_insert_with(|| Quantity("100m".to_owned()));
+    let cpu = limits.get("cpu").cloned().unwrap_or_else(|| Quantity("100m".to_owned()));
+    requests.entry("cpu".to_owned()).or_insert(cpu);
     let named = limits.get("memory").or_else(|| requests.get("memory"));
     let memory = named.map_or(memory, quantity::whole) + more_memory;
     for side in [&mut requests, &mut limits] {
@@ -157,6 +159,20 @@ fn field(name: &str, path: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_of_cpu_is_requested_as_well() {
+        let spec: ReplicaGroupSpec = serde_json::from_value(json!({})).unwrap();
+        let requested = |given: Value| {
+            let given: ResourceRequirements = serde_json::from_value(given).unwrap();
+            resources(&spec, Some(&given), 1 << 20, 0).requests.unwrap()["cpu"].0.clone()
+        };
+        assert_eq!(requested(json!({})), "100m");
+        for limit in ["50m", "4"] {
+            assert_eq!(requested(json!({"limits": {"cpu": limit}})), limit);
+        }
+        assert_eq!(requested(json!({"limits": {"cpu": "4"}, "requests": {"cpu": "1"}})), "1");
+    }
 
     #[test]
     fn networks_are_added_to_existing_ones() {
