@@ -399,7 +399,7 @@ pub struct Rdma {
     /// How long a write is repeated before its backup counts as lost, as EXPONENT/RETRIES of the RC timer: 1 + RETRIES times,
     /// 4.096 µs × 2^EXPONENT apart. 11/6 if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^[0-9]{1,2}/[0-7]$"))]
+    #[schemars(regex(pattern = r"^([1-9]|[12][0-9]|3[01])/[1-7]$"))]
     pub retry: Option<String>,
 
     /// How the containers may pin the memory that RDMA needs. Capability: they run as root with IPC_LOCK and nothing else.

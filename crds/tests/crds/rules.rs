@@ -135,3 +135,29 @@ fn image_and_class_have_their_patterns() {
     assert_eq!(of("image"), (r"^[^\s]+$".to_owned(), Some(1), Some(512)));
     assert_eq!(of("operatorClass"), ("^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$".to_owned(), Some(1), Some(63)));
 }
+
+/// Whether a text matches a pattern of the definition.
+fn matches(pattern: &str, text: &str) -> bool {
+    let expression = cel::Program::compile("text.matches(pattern)").unwrap();
+    let mut context = cel::Context::default();
+    context.add_variable("text", text).unwrap();
+    context.add_variable("pattern", pattern).unwrap();
+    expression.execute(&context).unwrap() == cel::Value::Bool(true)
+}
+
+/// With any other, sidecars and backups would end with a usage error: `RetryPolicy` of the fabric.
+#[test]
+fn a_retry_policy_is_one_that_programs_take() {
+    let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let pattern = schema["properties"]["rdma"]["properties"]["retry"]["pattern"].as_str().unwrap();
+    for exponent in 0..100 {
+        for retries in 0..10 {
+            let good = (1..=31).contains(&exponent) && (1..=7).contains(&retries);
+            assert_eq!(matches(pattern, &format!("{exponent}/{retries}")), good, "{exponent}/{retries}");
+        }
+    }
+    for bad in ["", "11", "11/", "/6", "011/6", "11/06", "11/6 "] {
+        assert!(!matches(pattern, bad), "{bad}");
+    }
+}
