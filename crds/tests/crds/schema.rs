@@ -155,6 +155,7 @@ fn variants() -> Vec<Vec<String>> {
         vec![],
         set("registry=registry.example.com/tailwind"),
         set("watchNamespace=shop"),
+        installed_in("shop", "watchNamespace=shop"),
         set("platform=openshift"),
         set("webhook.failurePolicy=Fail"),
         set("alerts.enabled=true,alerts.runbookUrl=https://example.com/runbooks"),
@@ -171,6 +172,11 @@ fn variants() -> Vec<Vec<String>> {
     variants
 }
 
+/// The chart in a namespace of the release's own, with these settings.
+fn installed_in(namespace: &str, settings: &str) -> Vec<String> {
+    ["--namespace", namespace, "--set", settings].map(str::to_owned).to_vec()
+}
+
 /// Each value that is true or false.
 fn switches(values: &Value, path: &str) -> Vec<(String, bool)> {
     match values {
@@ -185,22 +191,60 @@ fn helm(arguments: &[&str], variant: &[String]) -> Output {
     helm.args(arguments).args(variant).current_dir(top()).output().unwrap()
 }
 
-#[test]
-fn every_variant_of_the_chart_matches_its_types() {
+/// Whether the Helm engine is there. Without it a test of the chart says that it cannot run.
+fn has_helm(test: &str) -> bool {
     let prepared = helm(&["prepare"], &[]);
     if !prepared.status.success() {
         let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
-        let _ = writeln!(std::io::stderr(), "cannot run: every_variant_of_the_chart_matches_its_types: {why}");
+        let _ = writeln!(std::io::stderr(), "cannot run: {test}: {why}");
+    }
+    prepared.status.success()
+}
+
+/// The chart as it is rendered with these values.
+fn rendered(variant: &[String]) -> String {
+    let template = ["template", "tailwind", "charts/tailwind", "--namespace", "tailwind-system"];
+    let rendered = helm(&template, variant);
+    assert!(rendered.status.success(), "{variant:?}: {}", String::from_utf8_lossy(&rendered.stderr));
+    String::from_utf8(rendered.stdout).unwrap()
+}
+
+#[test]
+fn every_variant_of_the_chart_matches_its_types() {
+    if !has_helm("every_variant_of_the_chart_matches_its_types") {
         return;
     }
-    let mut found = Vec::new();
-    for variant in variants() {
-        let template = ["template", "tailwind", "charts/tailwind", "--namespace", "tailwind-system"];
-        let rendered = helm(&template, &variant);
-        assert!(rendered.status.success(), "{variant:?}: {}", String::from_utf8_lossy(&rendered.stderr));
-        found.extend(check(&variant.join(" "), &String::from_utf8(rendered.stdout).unwrap(), 4));
+    let found = variants().into_iter().flat_map(|variant| check(&variant.join(" "), &rendered(&variant), 4));
+    assert_eq!(found.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+/// A namespace that is asked for and excluded is none: no pod would get its sidecar.
+#[test]
+fn the_webhook_is_called_in_the_watched_namespace() {
+    if !has_helm("the_webhook_is_called_in_the_watched_namespace") {
+        return;
     }
-    assert_eq!(found, Vec::<String>::new());
+    for (release, watched) in
+        [("tailwind-system", ""), ("tailwind-system", "shop"), ("shop", "shop"), ("kube-system", "kube-system")]
+    {
+        let chart = documents(&rendered(&installed_in(release, &format!("watchNamespace={watched}"))));
+        let webhooks: Vec<&Value> = chart.iter().filter_map(|object| object["webhooks"].as_array()).flatten().collect();
+        assert_eq!(webhooks.len(), 2, "{release} {watched}");
+        for webhook in webhooks {
+            let selector = &webhook["namespaceSelector"];
+            let named = |operator: &str| {
+                let expressions = selector["matchExpressions"].as_array().unwrap().iter();
+                let those = expressions.filter(|expression| expression["operator"] == operator);
+                let values = those.flat_map(|expression| {
+                    let values = expression["values"].as_array().unwrap().iter();
+                    values.map(move |value| (&expression["key"], value))
+                });
+                values.collect::<Vec<_>>()
+            };
+            let (asked, excluded) = (named("In"), named("NotIn"));
+            assert!(asked.iter().all(|value| !excluded.contains(value)), "{release} {watched}: {selector}");
+        }
+    }
 }
 
 #[test]
