@@ -247,6 +247,23 @@ fn the_webhook_is_called_in_the_watched_namespace() {
     }
 }
 
+/// Pods in their node's network have its address, which no selector of pods or namespaces matches.
+#[test]
+fn the_operator_reaches_pods_in_the_nodes_network() {
+    if !has_helm("the_operator_reaches_pods_in_the_nodes_network") {
+        return;
+    }
+    let settings = ["--set", "networkPolicy.operator.enabled=true"].map(str::to_owned);
+    let chart = documents(&rendered(&settings));
+    let policy = chart.iter().find(|object| object["kind"] == "NetworkPolicy").unwrap();
+    for port in [7411, 7421] {
+        let leads_there = |rule: &&Value| rule["ports"].as_array().unwrap().iter().any(|entry| entry["port"] == port);
+        let rules: Vec<&Value> = policy["spec"]["egress"].as_array().unwrap().iter().filter(leads_there).collect();
+        assert!(!rules.is_empty(), "{port}: {policy}");
+        assert!(rules.iter().all(|rule| rule["to"].is_null()), "{port}: {policy}");
+    }
+}
+
 #[test]
 fn unknown_fields_and_wrong_types_have_a_path() {
     let deployment = |change: fn(&mut Value)| {
