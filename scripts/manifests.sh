@@ -56,8 +56,9 @@ write_install() {
         printf -- '---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n  labels:\n' "$NAMESPACE"
         printf '    pod-security.kubernetes.io/enforce: restricted\n'
         # Helm's own marks would say that a release is behind these objects. Nobody uninstalls them as one, either.
-        e2e/cluster/helm template tailwind "$work/$CHART" --namespace "$NAMESPACE" --set crds.keep=false \
-            | sed -e '/^ *helm\.sh\/chart: /d' -e '/^ *app\.kubernetes\.io\/managed-by: Helm$/d' -e '/^# tailwind\/templates\//d'
+        e2e/cluster/helm template tailwind "$work/$CHART" --namespace "$NAMESPACE" \
+            | sed -e '/^ *helm\.sh\/chart: /d' -e '/^ *app\.kubernetes\.io\/managed-by: Helm$/d' -e '/^# tailwind\/templates\//d' \
+                -e '/^ *annotations:$/{N;/\n *helm\.sh\/resource-policy: keep$/d}'
     } >"$work/manifests/install.yaml"
 }
 

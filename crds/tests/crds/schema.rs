@@ -264,6 +264,26 @@ fn the_operator_reaches_pods_in_the_nodes_network() {
     }
 }
 
+/// Helm deletes the definition first, which they refuse. Without them, the next uninstall would delete every log.
+#[test]
+fn helm_uninstall_leaves_what_protects_logs() {
+    if !has_helm("helm_uninstall_leaves_what_protects_logs") {
+        return;
+    }
+    for keep in [true, false] {
+        let settings = ["--set".to_owned(), format!("crds.keep={keep}")];
+        let chart = documents(&rendered(&settings));
+        let is_kept = |object: &Value| object["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep";
+        let definition = chart.iter().find(|object| object["kind"] == "CustomResourceDefinition").unwrap();
+        assert_eq!(is_kept(definition), keep);
+        for kind in ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"] {
+            let policies: Vec<&Value> = chart.iter().filter(|object| object["kind"] == kind).collect();
+            assert_eq!(policies.len(), 2, "crds.keep={keep}: {kind}");
+            assert!(policies.into_iter().all(is_kept), "crds.keep={keep}: {kind}");
+        }
+    }
+}
+
 #[test]
 fn unknown_fields_and_wrong_types_have_a_path() {
     let deployment = |change: fn(&mut Value)| {
