@@ -1,4 +1,4 @@
-"""What the tests need of Helm: lint, template, install, upgrade, uninstall. Started by e2e/cluster/helm.
+"""What the tests need of Helm: lint, template, notes, install, upgrade, uninstall. Started by e2e/cluster/helm.
 
 The cluster is that of KUBECONFIG. Findings go to standard error, manifests to standard output."""
 
@@ -41,6 +41,7 @@ def parse():
 
     command("lint", lint, "chart")
     command("template", template, "name", "chart")
+    command("notes", notes, "name", "chart")
     command("install", install, "name", "chart")
     command("upgrade", upgrade, "name", "chart")
     command("uninstall", uninstall, "name")
@@ -68,13 +69,22 @@ def lint(arguments, values):
     return 1 if found or report["errors"] else 0
 
 
-def template(arguments, values):
+def render(arguments, values):
     with helm.Chart.load(arguments.chart) as chart:
         chart.validate_schema(values)
-        manifests = chart.render(values, name=arguments.name, namespace=arguments.namespace)
-    for path, manifest in sorted(manifests.items()):
+        return chart.render(values, name=arguments.name, namespace=arguments.namespace)
+
+
+def template(arguments, values):
+    for path, manifest in sorted(render(arguments, values).items()):
         if path.endswith(".yaml") and manifest.strip():
             print(f"---\n# {path}\n{manifest.strip()}")
+
+
+def notes(arguments, values):
+    for path, text in render(arguments, values).items():
+        if path.endswith("/NOTES.txt"):
+            print(text)
 
 
 def connect(arguments):

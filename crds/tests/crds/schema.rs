@@ -284,6 +284,24 @@ fn helm_uninstall_leaves_what_protects_logs() {
     }
 }
 
+/// A shell finds the end of the group only at the start of a line.
+#[test]
+fn the_group_in_the_notes_can_be_pasted() {
+    if !has_helm("the_group_in_the_notes_can_be_pasted") {
+        return;
+    }
+    for settings in ["watchNamespace=", "watchNamespace=shop"] {
+        let notes = helm(&["notes", "tailwind", "charts/tailwind", "--set", settings], &[]);
+        assert!(notes.status.success(), "{}", String::from_utf8_lossy(&notes.stderr));
+        let notes = String::from_utf8(notes.stdout).unwrap();
+        let (_, after) = notes.split_once("<<EOF\n").unwrap();
+        let (group, _) = after.split_once("\nEOF\n").unwrap_or_else(|| panic!("no end: {notes}"));
+        let groups = documents(group);
+        assert_eq!(groups.len(), 1, "{group}");
+        assert_eq!(problems(&groups[0]), Vec::<String>::new(), "{group}");
+    }
+}
+
 #[test]
 fn unknown_fields_and_wrong_types_have_a_path() {
     let deployment = |change: fn(&mut Value)| {
