@@ -51,7 +51,8 @@ write_texts() {
 
 write_install() {
     {
-        printf '# Tailwind: kubectl create -f manifests/install.yaml. Its images are tailwind-operator and tailwind-sidecar; see README.md.\n'
+        printf '# Tailwind. Its images are in no public registry: replace REGISTRY with the one that you have pushed them to.\n'
+        printf '%s\n' "# sed -E 's#tailwind-(operator|sidecar):[0-9.]+#REGISTRY/&#' manifests/install.yaml | kubectl create -f -"
         printf '# Generated from %s by scripts/manifests.sh. Do not edit.\n' "$CHART"
         printf -- '---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n  labels:\n' "$NAMESPACE"
         printf '    pod-security.kubernetes.io/enforce: restricted\n'
