@@ -74,7 +74,7 @@ pub fn inject_stream(
             if let Some(why) = inject::refusal(group, kind) {
                 bail!(why);
             }
-            *pod = inject::inject(pod, group, kind, settings, server);
+            *pod = inject::inject(pod, group, kind, settings, server).map_err(|why| anyhow!(why))?;
         }
         if !out.is_empty() {
             out.push_str("---\n");

@@ -79,7 +79,7 @@ fn injected(server: &str, restart_policy: &str) -> Value {
         },
     });
     let server: ServerVersion = server.parse().unwrap();
-    inject(&pod, &group, SidecarKind::App, &Settings::default(), server)
+    inject(&pod, &group, SidecarKind::App, &Settings::default(), server).unwrap()
 }
 
 /// The containers that are given the socket.

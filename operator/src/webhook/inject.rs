@@ -76,20 +76,36 @@ pub fn has_sidecar(pod: &Value) -> bool {
     lists.flatten().any(|container| container["name"] == SIDECAR_CONTAINER)
 }
 
-/// The pod with the sidecar. One that has it already stays as it is.
+/// The users that may connect to the socket, as the sidecar's option takes them: with anything else it would end at each start. The
+/// error is for the user who creates the pod.
+fn allowed_users(pod: &Value) -> Result<String, String> {
+    let Some(text) = pod["metadata"]["annotations"][ANNOTATION_ALLOW_UID].as_str() else { return Ok("any".to_owned()) };
+    let users: Vec<&str> = text.split(',').map(str::trim).collect();
+    if users.iter().all(|user| *user == "any" || user.parse::<u32>().is_ok()) {
+        Ok(users.join(","))
+    } else {
+        Err(format!(
+            "the pod's annotation {ANNOTATION_ALLOW_UID} is {text:?}, and must be any, or numbers of users with commas between \
+             them, such as 1000,1001"
+        ))
+    }
+}
+
+/// The pod with the sidecar. One that has it already stays as it is. The error is for the user who creates the pod.
 pub fn inject(
     pod: &Value,
     group: &ReplicaGroup,
     kind: SidecarKind,
     settings: &Settings,
     server: ServerVersion,
-) -> Value {
+) -> Result<Value, String> {
     let mut pod = pod.clone();
     if has_sidecar(&pod) {
-        return pod;
+        return Ok(pod);
     }
     let native = server.has_native_sidecars();
-    let sidecar = sidecar(&pod, group, kind, settings, native);
+    let users = allowed_users(&pod)?;
+    let sidecar = sidecar(&pod, &users, group, kind, settings, native);
     // A sidecar that is no native one starts after all init containers have ended, so these cannot use it.
     for list in if native { &["containers", "initContainers"][..] } else { &["containers"] } {
         for app in pod["spec"][*list].as_array_mut().into_iter().flatten() {
@@ -132,7 +148,7 @@ pub fn inject(
         Some(networks) => annotations[container::ANNOTATION_NETWORKS] = json!(networks),
         None => drop(annotations.as_object_mut().map(|map| map.remove(container::ANNOTATION_NETWORKS))),
     }
-    pod
+    Ok(pod)
 }
 
 /// What the user who creates the pod should know. API servers may cut a warning off after 256 characters, so advice comes
@@ -179,10 +195,16 @@ fn with_token(pod: &Value) -> Vec<&str> {
     containers.filter_map(|container| container["name"].as_str()).collect()
 }
 
-fn sidecar(pod: &Value, group: &ReplicaGroup, kind: SidecarKind, settings: &Settings, native: bool) -> Value {
+fn sidecar(
+    pod: &Value,
+    users: &str,
+    group: &ReplicaGroup,
+    kind: SidecarKind,
+    settings: &Settings,
+    native: bool,
+) -> Value {
     let spec = &group.spec;
     let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
-    let users = pod["metadata"]["annotations"][ANNOTATION_ALLOW_UID].as_str().unwrap_or("any");
     let mut arguments = vec![
         "run".to_owned(),
         format!("--replica-group={namespace}/{name}"),
@@ -312,7 +334,8 @@ mod tests {
         assert_eq!(warned(&mounted, SidecarKind::Reader), "", "its account may only read the group");
         // The sidecar's own token, for which no app is to blame.
         let unmounted = with_volume(&json!({"secret": {"name": "a"}}));
-        let injected = inject(&unmounted, &group, SidecarKind::App, &Settings::default(), ServerVersion::TARGET);
+        let injected =
+            inject(&unmounted, &group, SidecarKind::App, &Settings::default(), ServerVersion::TARGET).unwrap();
         assert!(injected.to_string().contains("serviceAccountToken"), "{injected}");
         assert_eq!(warned(&injected, SidecarKind::App), "");
         let elsewhere = with_volume(&json!({"serviceAccountToken": {"path": "token", "audience": "vault"}}));
@@ -326,13 +349,31 @@ mod tests {
             json!({"metadata": {}, "spec": {"initContainers": [{"name": "prepare"}], "containers": [{"name": "app"}]}});
         for server in [ServerVersion::TARGET, "1.28".parse().unwrap()] {
             for kind in [SidecarKind::App, SidecarKind::Reader] {
-                let pod = inject(&pod, &group, kind, &Settings::default(), server);
+                let pod = inject(&pod, &group, kind, &Settings::default(), server).unwrap();
                 assert!(pod["spec"]["automountServiceAccountToken"].is_null(), "the app may need its own: {pod}");
                 let lists = ["initContainers", "containers"].into_iter().flat_map(|list| pod["spec"][list].as_array());
                 let with = lists.flatten().filter(|container| container.to_string().contains("tailwind-token"));
                 let with: Vec<&Value> = with.map(|container| &container["name"]).collect();
                 assert_eq!(with, [SIDECAR_CONTAINER], "{server} {kind:?}");
             }
+        }
+    }
+
+    #[test]
+    fn only_numbers_of_users_and_any_are_allowed() {
+        let injected = |users: &str| {
+            let annotations = json!({ANNOTATION_ALLOW_UID: users});
+            let pod = json!({"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "app"}]}});
+            inject(&pod, &group(), SidecarKind::App, &Settings::default(), ServerVersion::TARGET)
+        };
+        for (users, option) in [("any", "any"), ("1000", "1000"), (" 1000, 1001 ", "1000,1001")] {
+            let pod = injected(users).unwrap();
+            let arguments = pod["spec"]["initContainers"][0]["args"].as_array().unwrap();
+            assert!(arguments.contains(&json!(format!("--allow-uid={option}"))), "{users:?}: {arguments:?}");
+        }
+        for users in ["", "postgres", "1000,", "1000 1001", "-1", "4294967296"] {
+            let why = injected(users).unwrap_err();
+            assert!(why.contains(ANNOTATION_ALLOW_UID) && why.contains(&format!("{users:?}")), "{why}");
         }
     }
 }

@@ -153,7 +153,7 @@ impl Webhook {
         if let Some(why) = inject::refusal(&group, kind) {
             return Err(why);
         }
-        let injected = inject::inject(pod, &group, kind, &self.settings, self.version);
+        let injected = inject::inject(pod, &group, kind, &self.settings, self.version)?;
         let patch = json!(json_patch::diff(pod, &injected));
         let name = ["name", "generateName"].iter().find_map(|key| pod["metadata"][key].as_str()).unwrap_or_default();
         info!(%namespace, group = group.name_any(), ?kind, pod = name, "sidecar injected");

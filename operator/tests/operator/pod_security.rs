@@ -158,7 +158,7 @@ fn backup_of(group: &ReplicaGroup, platform: Platform) -> Value {
 /// What was added to an app's pod: the sidecar and its volumes.
 fn injected(group: &ReplicaGroup, kind: SidecarKind, platform: Platform) -> Value {
     let app = json!({"metadata": {"name": "a"}, "spec": {"containers": []}});
-    inject(&app, group, kind, &settings(platform), "1.34".parse().unwrap())
+    inject(&app, group, kind, &settings(platform), "1.34".parse().unwrap()).unwrap()
 }
 
 fn pins_memory(group: &ReplicaGroup) -> bool {
