@@ -47,20 +47,41 @@ pub fn typed_definition() -> CustomResourceDefinition {
     let mut definition = ReplicaGroup::crd();
     let schemas =
         definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut());
-    schemas.for_each(refuse_null);
+    for schema in schemas {
+        change(schema, refuse_null);
+        change(schema, check_quantity);
+    }
     definition
+}
+
+/// Makes a change to a schema and to all that are in it.
+fn change(schema: &mut JSONSchemaProps, make: fn(&mut JSONSchemaProps)) {
+    make(schema);
+    schema.properties.iter_mut().flatten().for_each(|(_, schema)| change(schema, make));
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        change(items, make);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        change(values, make);
+    }
 }
 
 /// The derive lets every optional field be null. What may be null has no type in OpenAPI v2, so that `kubectl explain` of
 /// servers before 1.27 falls silent about it; and a rule would have to ask twice whether a field is there.
 fn refuse_null(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
-    schema.properties.iter_mut().flatten().for_each(|(_, schema)| refuse_null(schema));
-    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        refuse_null(items);
-    }
-    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        refuse_null(values);
+}
+
+/// What Kubernetes takes for a quantity in its own types. The derive only says that it is a number or a text, and a text that is no
+/// quantity, such as 1GB, would count as nothing. No other field of ours is a number or a text.
+/// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>
+fn check_quantity(schema: &mut JSONSchemaProps) {
+    const PATTERN: &str = concat!(
+        r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))",
+        r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+    );
+    if schema.x_kubernetes_int_or_string == Some(true) {
+        schema.pattern = Some(PATTERN.to_owned());
     }
 }
 

@@ -1,5 +1,6 @@
 //! The rules of a `ReplicaGroup`, as the API server checks them and as the operator does; and the committed definition.
 
+use serde_json::Value;
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
 fn group(spec: &str) -> ReplicaGroup {
@@ -159,5 +160,33 @@ fn a_retry_policy_is_one_that_programs_take() {
     }
     for bad in ["", "11", "11/", "/6", "011/6", "11/06", "11/6 "] {
         assert!(!matches(pattern, bad), "{bad}");
+    }
+}
+
+/// The patterns of all quantities in a schema, each with its place.
+fn quantities<'a>(schema: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
+    if schema["x-kubernetes-int-or-string"] == true {
+        found.push((path.to_owned(), &schema["pattern"]));
+    }
+    for (name, schema) in schema.as_object().into_iter().flatten() {
+        quantities(schema, &format!("{path}.{name}"), found);
+    }
+}
+
+/// A text that is no quantity would count as nothing, and nothing as no limit.
+#[test]
+fn quantities_have_the_pattern_of_kubernetes() {
+    let definition: Value = serde_yaml::from_str(&definition()).unwrap();
+    let mut found = Vec::new();
+    quantities(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", &mut found);
+    assert!(found.len() >= 6, "{found:?}");
+    for (path, pattern) in found {
+        let pattern = pattern.as_str().unwrap_or_else(|| panic!("{path} has no pattern"));
+        for good in ["0", "8Gi", "500m", "0.5", ".5", "1e3", "1E-3", "3E", "2Ei", "100n", "1024"] {
+            assert!(matches(pattern, good), "{path}: {good}");
+        }
+        for bad in ["", "1GB", "8 Gi", "8gi", "Gi", "8K", "1e", "lots"] {
+            assert!(!matches(pattern, bad), "{path}: {bad}");
+        }
     }
 }

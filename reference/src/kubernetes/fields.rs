@@ -117,7 +117,9 @@ fn allowed(name: &str, schema: &JSONSchemaProps, parent: &JSONSchemaProps) -> St
             (None, None) => {}
         }
     }
-    all.extend(schema.pattern.as_ref().map(|pattern| format!("`{}`", pattern.replace('|', "\\|"))));
+    // That of a quantity says no more than its type.
+    let pattern = schema.pattern.as_ref().filter(|_| schema.x_kubernetes_int_or_string != Some(true));
+    all.extend(pattern.map(|pattern| format!("`{}`", pattern.replace('|', "\\|"))));
     let rules: String = parent.x_kubernetes_validations.iter().flatten().map(|rule| rule.rule.as_str()).collect();
     if rules.contains(&format!("self.{name} == oldSelf.{name}")) {
         all.push("cannot be changed".to_owned());
