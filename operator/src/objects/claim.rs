@@ -14,6 +14,7 @@ use tailwind_crds::{ReplicaGroup, ReplicaGroupSpec, WhenRemoved};
 use super::{Kind, LABEL_INSTANCE, Owned, flush, is_owned};
 use crate::digest::sha256;
 use crate::observed::Observed;
+use crate::quantity;
 use crate::server_version::ServerVersion;
 
 /// A claim and its first pod are created one right after the other.
@@ -116,7 +117,7 @@ pub fn claim(group: &ReplicaGroup, server: ServerVersion, member: &str) -> Optio
     let mut owned = Owned::new(Kind::Claim, &flush_claim(member), group, server, content);
     // A claim may have no owner, or lose it.
     owned.object.labels_mut().remove(LABEL_INSTANCE);
-    owned.object.annotations_mut().insert(ANNOTATION_TEMPLATE.to_owned(), hash(&spec));
+    owned.object.annotations_mut().insert(ANNOTATION_TEMPLATE.to_owned(), hash(&group.spec)?);
     if claim.when_removed == WhenRemoved::Retain {
         owned.object.metadata.owner_references = None;
     }
@@ -133,13 +134,17 @@ pub(crate) fn template(spec: &ReplicaGroupSpec) -> Option<Value> {
     Some(asked)
 }
 
-fn hash(spec: &Value) -> String {
-    sha256(spec.to_string().as_bytes())
+/// Tells apart what claims are made for. The size is hashed as a number: one that is only written in another way replaces no disk.
+fn hash(spec: &ReplicaGroupSpec) -> Option<String> {
+    let mut asked = template(spec)?;
+    let size = quantity::milli(&flush::claim(spec)?.size);
+    asked["resources"]["requests"]["storage"] = json!(size.to_string());
+    Some(sha256(asked.to_string().as_bytes()))
 }
 
 /// The claims of a group's members, in the order of their names.
 pub(crate) fn claims(observed: &Observed) -> Vec<MemberClaim> {
-    let current = template(&observed.group.spec).map(|spec| hash(&spec));
+    let current = hash(&observed.group.spec);
     let claims = observed.objects.iter().filter(|owned| owned.kind == Kind::Claim);
     let mut claims: Vec<MemberClaim> = claims
         .filter_map(|Owned { object, .. }| {
@@ -164,4 +169,22 @@ pub(crate) fn claims(observed: &Observed) -> Vec<MemberClaim> {
         .collect();
     claims.sort_by(|a, b| a.member.cmp(&b.member));
     claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_in_another_unit_is_the_same_claim() {
+        let hashed = |claim: Value| {
+            let spec: ReplicaGroupSpec = serde_json::from_value(json!({"flushVolume": {"claim": claim}})).unwrap();
+            hash(&spec).unwrap()
+        };
+        let sized = |size: &str| hashed(json!({"size": size}));
+        assert_eq!(sized("1Gi"), sized("1024Mi"));
+        assert_eq!(sized("1Gi"), sized("1073741824"));
+        assert_ne!(sized("1Gi"), sized("1G"));
+        assert_ne!(sized("1Gi"), hashed(json!({"size": "1Gi", "storageClassName": "fast"})));
+    }
 }
