@@ -18,8 +18,8 @@
 //! that is not sound has rotted: what it said is unknown, and that is reported. So are entries that are gone from the end, an older
 //! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. Each entry records in its turn
 //! which notes were on disk when it was written, so older notes are reported too. When the file has grown to many times what is
-//! kept in it, it is rewritten, under another name first. A disk that is too full for that does not stop it: it continues in
-//! the space that it has.
+//! kept in it, it is rewritten, under another name first. If nothing is left to keep, the new file has one settled entry, of no
+//! segment, which carries the count on. A disk that is too full for that does not stop it: it continues in the space that it has.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -201,7 +201,9 @@ impl Ledger {
             }
             Err(error) => return Err(error),
         }
-        let ledger = Ledger::create(folder, &BTreeMap::new(), entries, notes)?;
+        // The header alone: if entries are noted, it keeps raising the doubt until that is persisted, and is rewritten then.
+        let mut ledger = Ledger::create(folder, std::iter::empty(), entries, notes)?;
+        ledger.damaged = ledger.entries.count() > 0;
         Ok((ledger, contents))
     }
 
@@ -284,7 +286,15 @@ impl Ledger {
 
     /// Rewrites the file, whole or not at all. False if the disk is full: then the present file stays in use.
     fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<bool> {
-        match Ledger::create(folder, &self.kept, self.entries.clone(), self.notes.clone()) {
+        let (entries, notes) = (self.entries.clone(), self.notes.clone());
+        let created = if self.kept.is_empty() && entries.count() > 0 {
+            // Without it the file would look as if all that are noted were gone.
+            Ledger::create(folder, [nothing_kept()].into_iter(), entries, notes)
+        } else {
+            let kept = self.kept.values().map(|(identity, kept)| (kept.letter(), *identity, kept.closure()));
+            Ledger::create(folder, kept, entries, notes)
+        };
+        match created {
             Ok(ledger) => {
                 let kept = std::mem::take(&mut self.kept);
                 *self = Ledger { kept, ..ledger };
@@ -302,12 +312,18 @@ impl Ledger {
     }
 
     /// A new file with what counts, whole or not at all. The ledger itself is told afterwards.
-    fn create(folder: &dyn Folder, kept: &Segments, entries: Entries, notes: Newest) -> Result<Ledger, CreateError> {
+    fn create(
+        folder: &dyn Folder,
+        kept: impl ExactSizeIterator<Item = Entry>,
+        entries: Entries,
+        notes: Newest,
+    ) -> Result<Ledger, CreateError> {
         let sequence = entries.count();
-        let next = 1 + kept.len() as u64;
+        let count = kept.len() as u64;
+        let next = 1 + count;
         let room = next + GROWTH;
-        let all = (sequence..).zip(kept.values()).map(|(sequence, (identity, kept))| {
-            to_entry(kept.letter(), sequence, notes.sequence(), identity, &kept.closure())
+        let all = (sequence..).zip(kept).map(|(sequence, (letter, identity, closure))| {
+            to_entry(letter, sequence, notes.sequence(), &identity, &closure)
         });
         let file = Ledger::fill(folder, room, [header()].into_iter().chain(all)).map_err(|error| {
             // Half of it would hold the space that others need.
@@ -316,7 +332,7 @@ impl Ledger {
         })?;
         folder.rename(TEMPORARY, LEDGER)?;
         folder.sync()?;
-        entries.set(sequence + kept.len() as u64);
+        entries.set(sequence + count);
         Ok(Ledger { file, kept: BTreeMap::new(), next, entries, notes, room, damaged: false, cramped: false })
     }
 
@@ -424,6 +440,13 @@ type Entry = (u8, SegmentIdentity, Closure);
 
 fn settled(gone: impl Iterator<Item = (SegmentIdentity, Kept)>) -> Vec<Entry> {
     gone.map(|(identity, kept)| (b'S', identity, kept.closure())).collect()
+}
+
+/// An entry that settles nothing.
+fn nothing_kept() -> Entry {
+    let (log, segment, epoch, generation) = (LogId(0), SegmentId(0), Epoch(0), Generation(0));
+    let identity = SegmentIdentity { log, segment, epoch, generation, size: SegmentSize::MIN };
+    (b'S', identity, Closure::default())
 }
 
 fn sealed(mut entry: [u8; ENTRY_SIZE]) -> [u8; ENTRY_SIZE] {

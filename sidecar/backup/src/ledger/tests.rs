@@ -268,6 +268,51 @@ fn the_count_continues_past_missing_entries() {
 }
 
 #[test]
+fn a_ledger_rewritten_to_empty_keeps_its_count() {
+    let fixture = fixture();
+    let mut ledger = fixture.open();
+    let is_empty = |ledger: &Ledger| {
+        let LedgerContents { owed, open, doubts, .. } = fixture.read_with(ledger.entries.count());
+        assert_eq!((owed, open, doubts), (vec![], vec![], vec![]));
+    };
+    for number in 1..=5 {
+        ledger.owe(&fixture.folder, &[segment(number)]).unwrap();
+    }
+    ledger.clear(&fixture.folder).unwrap();
+    assert_eq!(fixture.read_with(5).doubts, [""; 0]);
+    is_empty(&ledger);
+    // More than are appended.
+    let all: Vec<_> = (1..=20).map(segment).collect();
+    ledger.owe(&fixture.folder, &all).unwrap();
+    let gone: Vec<_> = (1..=20).map(SegmentId).collect();
+    ledger.settle(&fixture.folder, &gone).unwrap();
+    assert_eq!(ledger.next, 2);
+    is_empty(&ledger);
+    // A file whose entries are gone raises a doubt until that is repaired.
+    let mut cut = fs::read(&fixture.path).unwrap();
+    cut[ENTRY_SIZE..].fill(0);
+    fs::write(&fixture.path, cut).unwrap();
+    let noted = ledger.entries.count();
+    let open = || Ledger::open(&fixture.folder, true, Entries::new(noted), Newest::default()).unwrap();
+    assert_eq!(open().1.doubts.len(), 1);
+    let (mut ledger, contents) = open();
+    assert_eq!(contents.doubts.len(), 1, "it is not repaired before the doubt is recorded");
+    ledger.mend(&fixture.folder).unwrap();
+    is_empty(&ledger);
+    assert_eq!(fixture.read_with(noted).doubts, [""; 0]);
+    // And where the whole file was gone.
+    fs::remove_file(&fixture.path).unwrap();
+    for _ in 0..2 {
+        assert_eq!(open().1.doubts.len(), 1);
+    }
+    fs::remove_file(&fixture.path).unwrap();
+    let (mut ledger, contents) = open();
+    assert_eq!(contents.doubts.len(), 1);
+    ledger.mend(&fixture.folder).unwrap();
+    assert_eq!(open().1.doubts, [""; 0]);
+}
+
+#[test]
 fn a_doubt_recorded_elsewhere_is_repaired() {
     let fixture = fixture();
     let mut ledger = fixture.open();
