@@ -126,15 +126,16 @@ impl Mapping {
         let target = unsafe { self.memory.as_mut_ptr().add(offset as usize) };
         // SAFETY: source and target are valid for the whole length (the assertion; `bytes` is a slice), and they do not
         // overlap: no slice into a mapped slot is ever made. The pages exist: slot files are allocated in full when
-        // they are made and never cut. Another process, or another channel of the same writer, may write the same bytes
+        // they are made (a copy for readers where it is written) and never cut. Another process, or another channel of the same writer, may write the same bytes
         // at the same time; as on RDMA, the outcome is then some mixture of both. Nothing here can trip over it,
         // because no reference to these bytes exists and no load of them is ever made: the kernel reads them.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
     }
 
-    /// Makes the slot all zero. Nobody else writes it.
+    /// Makes the slot all zero. Nobody else writes it, and its file was allocated in full.
     pub(crate) fn clear(&self) {
-        // SAFETY: slot_size < length of the mapping, by `with`; the pages exist, and no reference to them does, as in `write`.
+        // SAFETY: slot_size < length of the mapping, by `with`; the pages exist, as `Claim::keep` clears no sparse file; no
+        // reference to them does, as in `write`.
         unsafe { ptr::write_bytes(self.memory.as_mut_ptr(), 0, self.slot_size as usize) }
     }
 

@@ -81,6 +81,9 @@ struct Inode {
     memory: Arc<Mapping>,
     /// Cleared, and kept for the next lending.
     spare: bool,
+    /// It may have memory only where its bytes are not zero: a copy, or found at the start, where it may be one. To clear it
+    /// would take memory, and be killed with SIGBUS on a full file system.
+    sparse: bool,
 }
 
 /// The right to lend from a pool: one receiver at a time. Ends when it is dropped.
@@ -228,7 +231,7 @@ impl Pool {
     /// A new file that holds the bytes of an old one, and has memory only where these are not zero. For reading alone.
     fn copy(&self, slot: SlotId, old: &File) -> Result<Inode, PoolError> {
         let slot_size = self.size(slot);
-        self.make(slot, |file| {
+        let copy = self.make(slot, |file| {
             file.set_len(self.file_size(slot_size))?;
             allocate(file, slot_size.into(), FLAG_PAGE_SIZE.into())?;
             let memory = Mapping::new(file, slot_size)?;
@@ -242,7 +245,8 @@ impl Pool {
                 }
             }
             Ok(memory)
-        })
+        })?;
+        Ok(Inode { sparse: true, ..copy })
     }
 
     /// A new file under a name of its own, which `fill` gives its memory.
@@ -261,7 +265,7 @@ impl Pool {
         match fill(&file) {
             Ok(memory) => {
                 memory.mark();
-                Ok(Inode { file, memory: Arc::new(memory), spare: false })
+                Ok(Inode { file, memory: Arc::new(memory), spare: false, sparse: false })
             }
             Err(error) => {
                 // The half-made file holds memory that the next attempt will want.
@@ -325,7 +329,7 @@ impl Pool {
         }
         let memory = Arc::new(Mapping::new(&file, slot_size).map_err(io_error("map", &path))?);
         // A file of zeros, a foreign one, or one that an earlier process had kept as a spare. The next lending takes its name.
-        Ok(memory.is_marked().then_some(Inode { file, memory, spare: false }))
+        Ok(memory.is_marked().then_some(Inode { file, memory, spare: false, sparse: true }))
     }
 
     fn check_free(&self, needed: u64) -> Result<(), PoolError> {
@@ -407,22 +411,26 @@ impl Claim {
         self.pool.remove(slot, &mut self.pool.exclusive(slot))
     }
 
-    /// The same, but clears the memory and keeps it for [`Claim::renew`]. The caller guarantees that no writer with an earlier
-    /// grant is in the middle of a write or begins one.
-    pub(crate) fn keep(&self, slot: SlotId) {
-        if let Some(inode) = &mut *self.pool.exclusive(slot) {
+    /// The same, but clears the memory and keeps it for [`Claim::renew`], if it was allocated in full. The caller guarantees
+    /// that no writer with an earlier grant is in the middle of a write or begins one.
+    pub(crate) fn keep(&self, slot: SlotId) -> Result<(), PoolError> {
+        let mut current = self.pool.exclusive(slot);
+        if current.as_ref().is_some_and(|inode| inode.sparse) {
+            return self.pool.remove(slot, &mut current);
+        }
+        if let Some(inode) = &mut *current {
             inode.withdraw();
             // It counts no more before it is cleared, whenever this process may be killed.
             inode.memory.unmark();
             inode.memory.clear();
             inode.spare = true;
         }
+        Ok(())
     }
 
     /// Replaces the memory of `slot` by a copy that no other process has ever mapped, and that holds every write that
     /// has completed. Can be repeated: until the rename the old file remains, with its flag, as if nothing had happened.
-    /// The copy is for reading: it is [released](Claim::release), never [kept](Claim::keep). Memory that was kept stays
-    /// as it is.
+    /// The copy is for reading: [`Claim::keep`] removes it. Memory that was kept stays as it is.
     pub(crate) fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
         let mut current = self.pool.exclusive(slot);
         let Some(old) = in_use(&current) else { return Ok(()) };

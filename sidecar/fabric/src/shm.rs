@@ -177,7 +177,7 @@ impl Receiver for ShmReceiver {
 
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         match self.lendings[slot.0 as usize] {
-            Some(Lending { finished: true, .. }) => self.pool.keep(slot),
+            Some(Lending { finished: true, .. }) => self.pool.keep(slot)?,
             // A writer may still write it, or it is a copy of what was written.
             _ => {
                 self.pool.release(slot)?;

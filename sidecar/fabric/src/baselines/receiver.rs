@@ -176,7 +176,7 @@ impl Receiver for MessageReceiver {
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
         // Only this process maps the memory, and after the end no thread of it writes there.
-        self.pool.keep(slot);
+        self.pool.keep(slot)?;
         Ok(())
     }
 

@@ -106,7 +106,7 @@ impl Receiver for TcpReceiver {
         self.registry.end(slot);
         self.shares.end(slot);
         // Only this process maps the memory, and after the end no thread of it writes there.
-        self.pool.keep(slot);
+        self.pool.keep(slot)?;
         Ok(())
     }
 

@@ -248,7 +248,7 @@ impl Receiver for VerbsReceiver {
         self.end_share(slot);
         match self.pairs.stuck() {
             // Its keys are gone, and with them every way to write the memory.
-            None => self.pool.keep(slot),
+            None => self.pool.keep(slot)?,
             Some(_) => self.pool.release(slot)?,
         }
         Ok(())

@@ -415,6 +415,46 @@ fn a_revoked_slot_takes_memory_only_where_it_was_written() {
     assert!(contents(&pool, 0) == vec![0; SLOT_SIZE as usize]);
 }
 
+/// To clear it would give it memory all over, and a full file system has none.
+#[test]
+fn a_copy_of_a_revoked_slot_is_never_kept() {
+    const SLOT_SIZE: u32 = 1 << 20;
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    for slot in 0..2 {
+        receiver.lend(Writer(1), SlotId(slot)).unwrap();
+        let writer = OpenOptions::new().write(true).open(pool.path(SlotId(slot))).unwrap();
+        writer.write_all_at(&[7; 4096], 0).unwrap();
+    }
+    drop(receiver);
+    let receiver = |pool: &Arc<Pool>| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        TcpReceiver::new(Arc::clone(pool), listener).unwrap()
+    };
+    let mut first = receiver(&pool);
+    assert!(fs::metadata(pool.path(SlotId(0))).unwrap().blocks() * 512 <= u64::from(SLOT_SIZE) / 2);
+    first.release(SlotId(0)).unwrap();
+    assert!(!pool.path(SlotId(0)).exists() && !pool.has(SlotId(0)));
+    drop((first, pool));
+
+    // Nor by the next process.
+    let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+    let mut second = receiver(&pool);
+    assert!(pool.has(SlotId(1)));
+    second.release(SlotId(1)).unwrap();
+    assert!(!pool.path(SlotId(1)).exists() && !pool.has(SlotId(1)));
+
+    // What is lent after that has memory all over, and is kept.
+    second.lend(Writer(2), SlotId(1)).unwrap();
+    let inode = || fs::metadata(pool.path(SlotId(1))).unwrap().ino();
+    let lent = inode();
+    assert!(fs::metadata(pool.path(SlotId(1))).unwrap().blocks() * 512 > u64::from(SLOT_SIZE));
+    second.release(SlotId(1)).unwrap();
+    assert_eq!(inode(), lent);
+    assert!(contents(&pool, 1) == vec![0; SLOT_SIZE as usize]);
+}
+
 /// A process that died while it cleared a spare, or before, leaves bytes that count for nothing.
 #[test]
 fn a_spare_of_an_earlier_process_is_no_memory() {
