@@ -95,7 +95,7 @@ pub struct Flushed {
     notes: BTreeMap<SegmentId, (SegmentIdentity, Offset)>,
     /// The segments that the file may have notes of. After a write that failed, those of the notes before and after it.
     named: BTreeSet<SegmentId>,
-    /// The file says less of them.
+    /// The file says less of them, or it is not known whether what it says is on disk.
     dirty: bool,
     /// Entries that the ledger has had, and how many the file says.
     entries: Entries,
@@ -119,7 +119,10 @@ impl Flushed {
                     let notes: BTreeMap<_, _> = open.iter().map(|note| (note.0.segment, *note)).collect();
                     let named = notes.keys().copied().collect();
                     let (newest, entries) = (Newest::new(sequence), Entries::new(noted));
-                    let flushed = Flushed { file, block, sequence, newest, notes, named, dirty: false, entries, noted };
+                    // The process before may have died of a sync that failed: then what was read here is perhaps not on disk, and
+                    // no later sync would bring it there (`fsync(2)`). The first write brings it to the other block.
+                    let dirty = true;
+                    let flushed = Flushed { file, block, sequence, newest, notes, named, dirty, entries, noted };
                     return Ok((flushed, open, doubts));
                 }
                 let aside = free_name(folder, &format!("{FLUSHED}.unreadable"))?;
@@ -187,7 +190,7 @@ impl Flushed {
         self.dirty |= !std::mem::take(&mut self.notes).is_empty();
     }
 
-    /// True while the file says less than is known.
+    /// True while the file says less than is known, as far as anybody knows.
     pub fn is_dirty(&self) -> bool {
         self.dirty || self.entries.count() != self.noted || self.newest.sequence() != self.sequence
     }

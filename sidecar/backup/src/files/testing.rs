@@ -16,7 +16,9 @@ pub(crate) struct TestFolder {
     full: Arc<AtomicBool>,
     unreadable: Arc<AtomicBool>,
     unwritable: Arc<AtomicBool>,
+    unsyncable: Arc<AtomicBool>,
     syncs: Arc<AtomicUsize>,
+    file_syncs: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -24,13 +26,16 @@ struct TestFile {
     file: Box<dyn File>,
     full: Arc<AtomicBool>,
     unwritable: Arc<AtomicBool>,
+    unsyncable: Arc<AtomicBool>,
+    syncs: Arc<AtomicUsize>,
 }
 
 impl TestFolder {
     pub(crate) fn open(path: &Path) -> TestFolder {
         let folder = Arc::new(OsFolder::open(path).unwrap());
-        let (full, unreadable, unwritable) = Default::default();
-        TestFolder { folder, full, unreadable, unwritable, syncs: Arc::default() }
+        let (full, unreadable, unwritable, unsyncable) = Default::default();
+        let (syncs, file_syncs) = Default::default();
+        TestFolder { folder, full, unreadable, unwritable, unsyncable, syncs, file_syncs }
     }
 
     /// From now on there is no room for more than what is there, or there is.
@@ -48,13 +53,29 @@ impl TestFolder {
         self.unwritable.store(unwritable, Ordering::Relaxed);
     }
 
+    /// From now on a file keeps what is written to it, and cannot be brought to disk; or it can.
+    pub(crate) fn set_unsyncable(&self, unsyncable: bool) {
+        self.unsyncable.store(unsyncable, Ordering::Relaxed);
+    }
+
+    /// How often a file was brought to disk.
+    pub(crate) fn file_syncs(&self) -> usize {
+        self.file_syncs.load(Ordering::Relaxed)
+    }
+
     /// How often its names were brought to disk.
     pub(crate) fn syncs(&self) -> usize {
         self.syncs.load(Ordering::Relaxed)
     }
 
     fn wrap(&self, file: Box<dyn File>) -> Box<dyn File> {
-        Box::new(TestFile { file, full: Arc::clone(&self.full), unwritable: Arc::clone(&self.unwritable) })
+        Box::new(TestFile {
+            file,
+            full: Arc::clone(&self.full),
+            unwritable: Arc::clone(&self.unwritable),
+            unsyncable: Arc::clone(&self.unsyncable),
+            syncs: Arc::clone(&self.file_syncs),
+        })
     }
 }
 
@@ -122,6 +143,9 @@ impl File for TestFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync()
+        check(&self.unsyncable)?;
+        self.file.sync()?;
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -347,6 +347,28 @@ fn notes_older_than_the_ledger_stay_until_the_doubt_is_recorded() {
     assert_eq!((found.newest().sequence(), notes), (59, vec![(identity(), Offset(144))]));
 }
 
+/// The next process reads them from the cache of the kernel, and nobody knows whether they are on disk.
+#[test]
+fn notes_whose_sync_failed_are_written_again() {
+    let fixture = Fixture::start();
+    let folder = fixture.disk.folder();
+    let (mut flushed, ..) = Flushed::open(folder, true).unwrap();
+    flushed.note(&identity(), Offset(72));
+    fixture.folder.set_unsyncable(true);
+    flushed.write().unwrap_err();
+    fixture.folder.set_unsyncable(false);
+    let (mut flushed, notes, _) = Flushed::open(folder, true).unwrap();
+    assert_eq!(notes, [(identity(), Offset(72))]);
+    let (sequence, syncs) = (flushed.newest().sequence(), fixture.folder.file_syncs());
+    flushed.note(&identity(), Offset(72));
+    flushed.write().unwrap();
+    assert_eq!(fixture.folder.file_syncs(), syncs + 1);
+    flushed.write().unwrap();
+    assert_eq!(fixture.folder.file_syncs(), syncs + 1, "once is enough");
+    let (found, notes, _) = Flushed::open(folder, true).unwrap();
+    assert_eq!((found.newest().sequence(), notes), (sequence + 1, vec![(identity(), Offset(72))]));
+}
+
 #[test]
 fn an_empty_open_segment_is_remembered() {
     let mut fixture = Fixture::start();
@@ -361,6 +383,7 @@ fn a_new_ledger_entry_is_recorded() {
     let (flushed, ..) = Flushed::open(fixture.disk.folder(), true).unwrap();
     let (mut ledger, _) = Ledger::open(fixture.disk.folder(), false, flushed.entries(), flushed.newest()).unwrap();
     fixture.flusher = Flusher::new(Arc::clone(&fixture.disk), flushed);
+    fixture.flusher.rest();
     assert!(!fixture.flusher.is_restless());
     ledger.owe(fixture.disk.folder(), &[(identity(), Closure::default())]).unwrap();
     assert!(fixture.flusher.is_restless());
