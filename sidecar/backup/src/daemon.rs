@@ -288,7 +288,10 @@ impl Daemon {
             }
             None => {}
         }
-        self.rows[slot.0 as usize] = row;
+        // A row that could not be read may be of a buffer that a lower --buffers has taken away.
+        if let Some(known) = self.rows.get_mut(slot.0 as usize) {
+            *known = row;
+        }
         Ok(())
     }
 

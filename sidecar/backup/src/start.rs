@@ -170,18 +170,20 @@ fn resume(
     // A file of an open segment whose buffer is no longer in use: given up when the process died, or all that is left.
     let known = |open: &SegmentIdentity| rows.iter().any(|(_, row)| row.identity == *open);
     let mut left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
-    let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
+    // Rows beyond the buffers that there are now take none of them.
+    let unreadable = damaged.iter().copied().filter(|slot| slot.0 < home.buffers);
+    let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(unreadable).collect();
     if home.buffers >= owner.slots {
         evidence.leave_on_disk(&mut left, (home.buffers as usize).saturating_sub(used.len()));
     }
     let mut rows = rows;
     rows.extend(load(home, &disk, memory, &table, &left, &used, |open| disk.read_open(open))?);
-    // Their rows stay until the doubt is gone too: a start that fails before it is on disk must not have forgotten them.
-    let unreadable = damaged.into_iter().filter(|slot| slot.0 < home.buffers).collect();
     evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
-    Ok(evidence.started(disk, table, promise_file, member_state, Slots { here: rows, missing, unreadable }, listing))
+    // Their rows stay until the doubt is on disk: a start that fails before that must not have forgotten them.
+    let slots = Slots { here: rows, missing, unreadable: damaged };
+    Ok(evidence.started(disk, table, promise_file, member_state, slots, listing))
 }
 
 /// The memory is new.

@@ -179,7 +179,8 @@ impl Backup {
 
     /// Slots that are not free.
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
-        self.slots_to_flush().chain(self.missing)
+        // One beyond the slots that there are takes none of them.
+        self.slots_to_flush().chain(self.missing.filter(|slot| slot.0 < self.limits.slots))
     }
 
     /// Slots whose bytes are lent or not yet on disk. The one whose row remembers a loss holds nothing that could be flushed.

@@ -143,12 +143,18 @@ fn home(kernel: &str) -> BackupConfig {
 
 impl Process {
     /// Starts on this folder and this memory, and does what is due then.
-    fn start(folder: &Path, mut pool: Pool, kernel: &str) -> Process {
+    fn start(folder: &Path, pool: Pool, kernel: &str) -> Process {
+        Process::start_with(folder, pool, kernel, BUFFERS)
+    }
+
+    /// The same, with so many buffers.
+    fn start_with(folder: &Path, mut pool: Pool, kernel: &str, buffers: u32) -> Process {
         let open = Box::new(OsFolder::open(folder).unwrap());
-        let started = start(&home(kernel), open, &mut pool, BootId(1)).unwrap();
+        let home = BackupConfig { buffers, ..home(kernel) };
+        let started = start(&home, open, &mut pool, BootId(1)).unwrap();
         let slot_size = SegmentSize::MIN.bytes();
         let limits = Limits {
-            slots: BUFFERS,
+            slots: buffers,
             slot_size,
             unflushed_bytes_max: u64::MAX,
             flush_bytes_max: None,
@@ -483,6 +489,37 @@ fn a_needless_open_file_that_cannot_be_read_is_no_doubt() {
     assert!(process.is_witness(), "{:?}", process.damage());
     assert!(fixture.names().contains(&format!("{OPEN}.aside")));
     assert_eq!(process.fence(2).copies.last().map(|copy| copy.closure.last), Some(Lsn(150)));
+}
+
+/// What it was used for is unknown, so it is a doubt; and the doubt ends like any other.
+#[test]
+fn an_unreadable_row_beyond_the_buffers_is_freed() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("flush");
+    let mut process = Process::start(&folder, Pool::default(), "a boot");
+    process.fence(1);
+    let first = process.open(1);
+    process.flush(first, 10);
+    let pool = process.end();
+    {
+        // The table ends with the row of the fourth buffer.
+        let mut table = locked(&pool.table);
+        let last = table.len() - 2048;
+        table[last..].fill(0);
+    }
+    // It takes no buffer from the segment that needs the only one.
+    let process = Process::start_with(&folder, pool, "a boot", 1);
+    assert!(!process.is_witness());
+    let mut process = Process::start_with(&folder, process.end(), "a boot", 2);
+    assert!(!process.is_witness());
+    let copies = process.fence(2).copies;
+    let caller = process.caller();
+    assert_eq!(process.ask(Request::Drop(DropRequest { caller, copies })), Reply::Done);
+    let second = process.open(2);
+    process.flush(second, 5);
+    assert!(process.is_witness(), "{:?}", process.damage());
+    let process = Process::start_with(&folder, process.end(), "a boot", 2);
+    assert!(process.is_witness(), "{:?}", process.damage());
 }
 
 /// It owes nothing of what it held under another identity.

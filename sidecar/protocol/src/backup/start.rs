@@ -23,7 +23,7 @@ pub struct Found {
     pub rows: Vec<(Slot, SlotRow)>,
     /// Slots in use whose memory is lost.
     pub missing: Vec<(Slot, SlotRow)>,
-    /// Slots whose rows cannot be read; what was in them is in `doubts`.
+    /// Slots whose rows cannot be read; what was in them is in `doubts`. If there are fewer slots now, they may be beyond those.
     pub unreadable: Vec<Slot>,
     /// Closed segments on disk whose header and footer are sound.
     pub files: Vec<(SegmentIdentity, Closure)>,
