@@ -299,6 +299,22 @@ pub(super) fn other_fabric(ours: FabricKind, theirs: FabricKind) -> String {
     format!("this backup runs --fabric {ours}, the caller --fabric {theirs}: give both the same")
 }
 
+/// Keeps an input for later: of the counts of other files the newest, and of what is found corrupt each copy once. The scrub and
+/// the count continue for as long as the pool has no room.
+fn postpone(postponed: &mut VecDeque<Input>, input: Input) {
+    match &input {
+        Input::OtherFiles(_) => postponed.retain(|other| !matches!(other, Input::OtherFiles(_))),
+        Input::FoundCorrupt(identity, place) => {
+            let is_it = |other: &Input| matches!(other, Input::FoundCorrupt(of, at) if (of, at) == (identity, place));
+            if postponed.iter().any(is_it) {
+                return;
+            }
+        }
+        _ => {}
+    }
+    postponed.push_back(input);
+}
+
 struct Running {
     actor: Actor,
     requests: HashMap<RequestId, Waiting>,
@@ -307,7 +323,7 @@ struct Running {
     finished: Option<bool>,
     /// Set by [`OutputResult::NoRoom`]: the output is still due.
     blocked: Option<String>,
-    /// Inputs that have arrived while `blocked`. Bounded by the flusher's jobs, and a tick.
+    /// Inputs that have arrived while `blocked`. Bounded by the flusher's jobs, the copies, and one; see [`postpone`].
     postponed: VecDeque<Input>,
 }
 
@@ -369,6 +385,7 @@ impl Running {
                 self.requests.insert(id, Waiting { answer, channel, is_open, appends, fills });
                 self.step(Input::Request(id, request))
             }
+            ActorMessage::Input(Input::Shutdown) => self.shut_down(),
             ActorMessage::Input(input) => self.step(input),
             ActorMessage::NewestClosed(answer) => {
                 answer.send(self.actor.daemon.machine().newest_closed());
@@ -420,11 +437,19 @@ impl Running {
 
     fn step(&mut self, input: Input) -> anyhow::Result<()> {
         if self.blocked.is_some() {
-            self.postponed.push_back(input);
+            postpone(&mut self.postponed, input);
             return Ok(());
         }
         self.actor.daemon.tell(input);
         self.carry_out()
+    }
+
+    /// Everything goes to disk, even if the pool has no room. A fence that waited for room has been refused, and after this
+    /// input every request is.
+    fn shut_down(&mut self) -> anyhow::Result<()> {
+        self.actor.lent.end();
+        self.try_again()?;
+        self.step(Input::Shutdown)
     }
 
     /// There may be room for what is due.
@@ -547,16 +572,20 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use futures_util::FutureExt;
-    use tailwind_backup::{BackupConfig, OsFolder, start as begin};
+    use tailwind_backup::{BackupConfig, OsFolder, PromiseFile, start as begin};
     use tailwind_fabric::shm::ShmReceiver;
-    use tailwind_fabric::{Receiver, SlotId};
+    use tailwind_fabric::{PoolError, Receiver, SlotId};
     use tailwind_protocol::backup::Limits;
-    use tailwind_protocol::ids::{BootId, Claim, LogId};
+    use tailwind_protocol::config::Durability;
+    use tailwind_protocol::ids::{BootId, Claim, Generation, LogId, Lsn};
     use tailwind_protocol::layout::SegmentSize;
-    use tailwind_protocol::rpc::{Caller, FenceRequest};
+    use tailwind_protocol::rpc::{Caller, FenceRequest, OpenRequest};
+    use tailwind_protocol::segment::SegmentWriter;
 
     use super::super::memory::{PoolBuffers, PoolMemory};
     use super::super::sending::Places;
@@ -569,6 +598,8 @@ mod tests {
         shm: ShmReceiver,
         revoked_below: Arc<Mutex<Writer>>,
         ready: Arc<Mutex<mpsc::Receiver<()>>>,
+        /// There is no room to revoke anybody.
+        full: Arc<AtomicBool>,
     }
 
     impl Receiver for SlowReceiver {
@@ -598,13 +629,16 @@ mod tests {
         }
 
         fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
+            if self.full.load(Ordering::Acquire) {
+                return Err(PoolError::NoSpace { dir: "pool".into(), needed: 1, free: 0 }.into());
+            }
             *self.revoked_below.lock().unwrap() = writer;
             self.shm.revoke_below(writer)
         }
     }
 
-    /// A backup whose channels become ready one for each message, and the end of its thread.
-    fn slow_backup(dir: &std::path::Path) -> (Handle, mpsc::Sender<()>, oneshot::Receiver<()>) {
+    /// A backup whose channels become ready one for each message, and the end of its thread. `full`: its pool has no room.
+    fn slow_backup(dir: &std::path::Path, full: &Arc<AtomicBool>) -> (Handle, mpsc::Sender<()>, oneshot::Receiver<()>) {
         let home = BackupConfig {
             group: "db".parse().unwrap(),
             member: "b0".parse().unwrap(),
@@ -631,7 +665,8 @@ mod tests {
         let (handle, inbox) = inbox();
         let answers = handle.clone();
         let flusher = FlusherThread::start(flusher, PoolBuffers(Arc::clone(&pool)), move |input| answers.tell(input));
-        let lent = Lent::new(Box::new(SlowReceiver { shm, revoked_below, ready: wait }), pool);
+        let receiver = SlowReceiver { shm, revoked_below, ready: wait, full: Arc::clone(full) };
+        let lent = Lent::new(Box::new(receiver), pool);
         let finished = start(Actor { daemon, lent, flusher: flusher.unwrap() }, inbox).unwrap();
         (handle, ready, finished)
     }
@@ -640,7 +675,7 @@ mod tests {
     #[tokio::test]
     async fn a_fence_waits_for_no_channel() {
         let dir = tempfile::tempdir().unwrap();
-        let (handle, ready, finished) = slow_backup(dir.path());
+        let (handle, ready, finished) = slow_backup(dir.path(), &Arc::default());
         let caller = |epoch| Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(epoch) };
         let fence = |epoch, earlier| {
             let (caller, claim, won) = (caller(epoch), Claim(epoch), Epoch(epoch - 1));
@@ -669,6 +704,66 @@ mod tests {
         super::connect(new, places.channel().await).await.unwrap();
         handle.tell(Input::Shutdown);
         tokio::time::timeout(LONG, finished).await.unwrap().unwrap();
+    }
+
+    fn identity(segment: u64) -> SegmentIdentity {
+        let (log, segment, generation) = (LogId(1), SegmentId(segment), Generation(segment));
+        SegmentIdentity { log, segment, epoch: Epoch(1), generation, size: SegmentSize::MIN }
+    }
+
+    /// With durability `battery` the power lasts for as long as that takes.
+    #[tokio::test]
+    async fn a_backup_without_room_flushes_everything_at_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let full = Arc::new(AtomicBool::new(false));
+        let (handle, _ready, finished) = slow_backup(dir.path(), &full);
+        let caller = |epoch| Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(epoch) };
+        let fence = |epoch, earlier| {
+            let (caller, claim, won) = (caller(epoch), Claim(epoch), Epoch(epoch - 1));
+            let request = Request::Fence(FenceRequest { caller, claim, earlier, won, joined: None, after: None });
+            tokio::time::timeout(LONG, handle.ask(request, None))
+        };
+        fence(1, Vec::new()).await.unwrap().unwrap();
+        let (identity, purpose, durability) = (identity(1), Purpose::Append, Durability::Battery);
+        let request = OpenRequest { caller: caller(1), identity, purpose, durability };
+        let opened = tokio::time::timeout(LONG, handle.ask(Request::Open(request), None)).await.unwrap();
+        let path = match opened {
+            Ok(ActorReply::Opened(Grant::Shm { path, .. }, _)) => path,
+            other => panic!("{other:?}"),
+        };
+        let mut bytes = vec![0; SegmentSize::MIN.bytes() as usize];
+        let (mut writer, mut end) = SegmentWriter::open(identity, Lsn(1), &mut bytes);
+        end += writer.append(&mut bytes[end as usize..], [b"a record".as_slice()].into_iter());
+        let bytes = &bytes[..end as usize];
+        let buffer = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        buffer.write_all_at(bytes, 0).unwrap();
+
+        full.store(true, Ordering::Release);
+        let refused = fence(2, vec![Claim(1)]).await.unwrap().unwrap_err();
+        assert!(matches!(&refused, Refusal::RetryLater { why, .. } if why.contains("no room")), "{refused:?}");
+        handle.tell(Input::Shutdown);
+        tokio::time::timeout(LONG, finished).await.expect("it waits for no room").unwrap();
+        let flush = dir.path().join("flush");
+        let written = std::fs::read(flush.join("segment-0000000000000001.open")).unwrap();
+        assert_eq!(written.get(..bytes.len()), Some(bytes));
+        let (_, state) = PromiseFile::open(&OsFolder::open(&flush).unwrap()).unwrap().unwrap();
+        assert!(state.complete, "it keeps its identity");
+    }
+
+    #[test]
+    fn what_is_postponed_is_bounded() {
+        let mut postponed = VecDeque::new();
+        for pass in 0..3 {
+            for segment in 1..=2 {
+                postpone(&mut postponed, Input::FoundCorrupt(identity(segment), Place::Disk));
+            }
+            postpone(&mut postponed, Input::OtherFiles(pass));
+        }
+        let image = Input::FoundCorrupt(identity(1), Place::Memory(Slot(0)));
+        postpone(&mut postponed, image.clone());
+        let found = |segment| Input::FoundCorrupt(identity(segment), Place::Disk);
+        let expected = [found(1), found(2), Input::OtherFiles(2), image];
+        assert_eq!(format!("{postponed:?}"), format!("{expected:?}"));
     }
 
     #[test]

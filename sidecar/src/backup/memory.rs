@@ -193,6 +193,8 @@ pub(super) struct Lent {
     boardless: bool,
     /// What it said of the pool when it last had no memory to lend, or to revoke with.
     no_room: Option<String>,
+    /// The process ends; see [`Lent::end`].
+    ending: bool,
     /// Readers that have a channel.
     readers: BTreeMap<ReaderId, AdmittedReader>,
     /// Whether any of them looks at the board, for the primary: it writes one only then.
@@ -294,10 +296,18 @@ impl Lent {
             board: None,
             boardless: false,
             no_room: None,
+            ending: false,
             readers: BTreeMap::new(),
             followed: watch::Sender::new(false),
             buffers: PoolBuffers(pool),
         }
+    }
+
+    /// The process ends, and answers no fence any more. From now on a revocation for which there is no memory counts as done:
+    /// its writers complete nothing more, and what they have completed is read for the disk alone, where every copy is scanned
+    /// or verified. Without this what is in memory would not be flushed for want of room in the pool, though the disk has room.
+    pub(super) fn end(&mut self) {
+        self.ending = true;
     }
 
     /// Why nothing can be lent for want of memory.
@@ -509,7 +519,9 @@ impl Lender for Lent {
             Err(FabricError::Pool(no_space @ PoolError::NoSpace { .. })) => {
                 let why = no_space.to_string();
                 self.note_room(Some(why.clone()));
-                return Ok(Revocation::NoRoom(why));
+                if !self.ending {
+                    return Ok(Revocation::NoRoom(why));
+                }
             }
             Err(error) => return Err(error.into()),
         }
