@@ -320,7 +320,7 @@ impl AppendLoop {
             }
             Command::Connected(epoch, seat, channel, board) => self.state.in_term(epoch, |log| {
                 if let Some(fd) = channel.readiness() {
-                    self.sleeper.watch_channel(fd);
+                    self.sleeper.watch_channel(fd, channel.waits_for_room());
                 }
                 log.connected(seat, channel, board, now);
             }),

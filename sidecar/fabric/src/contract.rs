@@ -156,7 +156,13 @@ pub trait Channel: Send + fmt::Debug {
     /// Readable when [`Channel::poll`] has something to report, if [`Channel::arm`] was called since the last time that it
     /// had; none where completions are immediate.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
+    /// True where bytes that are posted may have to wait for room in a socket; [`Channel::poll`] moves them along. Then
+    /// [`Channel::readiness`] becomes writable when there is room again, and is to be watched for that too, edge-triggered: at
+    /// other times it is writable as well.
+    fn waits_for_room(&self) -> bool {
+        false
+    }
     /// To be called before sleeping on [`Channel::readiness`], with everything polled; what was posted since is on its way
-    /// then, except for what lingers. True when something has completed or failed since: then poll, instead of sleeping.
+    /// then, except for what lingers or waits for room. True when something has completed or failed since: then poll, instead of sleeping.
     fn arm(&mut self) -> bool;
 }

@@ -70,9 +70,14 @@ impl Sleeper {
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(slot as u64), flags)?)
     }
 
-    /// A closed channel leaves the set by itself.
-    pub(super) fn watch_channel(&self, fd: BorrowedFd<'_>) {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+    /// A closed channel leaves the set by itself. `room`: its socket is watched for room as well.
+    pub(super) fn watch_channel(&self, fd: BorrowedFd<'_>, room: bool) {
+        let mut flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        if room {
+            // Edge-triggered: a socket with room would end every sleep at once. Nothing is missed, since a turn polls every channel
+            // between two sleeps, and one that finds its socket full is told of room.
+            flags |= epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        }
         if let Err(error) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(CHANNEL), flags) {
             // The tick still polls it, only later.
             tracing::warn!(%error, "failed to watch a data channel");
@@ -105,5 +110,61 @@ impl Sleeper {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+
+    use rustix::net::sockopt;
+    use tailwind_fabric::tcp::TcpSender;
+    use tailwind_fabric::{Grant, Sender};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SIZE: u32 = 8 << 20;
+
+    /// Otherwise each part would wait for the next tick. The receiver acknowledges the whole write alone.
+    #[test]
+    fn room_for_what_is_unsent_ends_a_sleep() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let receiver = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 42]).unwrap();
+            stream.write_all(&[0; 8]).unwrap();
+            let mut write = vec![0; 24 + SIZE as usize];
+            stream.read_exact(&mut write).unwrap();
+            stream.write_all(&1_u64.to_le_bytes()).unwrap();
+            // Until the sender is gone.
+            let _ = stream.read(&mut [0]);
+        });
+        let answer = serde_json::json!({"fabric": "tcp", "address": address, "secret": "0".repeat(32)});
+        let answer = serde_json::from_value(answer).unwrap();
+        let sender = TcpSender::default();
+        let mut channel = sender.begin().unwrap().connect(&answer, address.ip()).unwrap();
+        sockopt::set_socket_send_buffer_size(channel.readiness().unwrap(), 16 << 10).unwrap();
+
+        let dir = tempfile::tempdir().unwrap();
+        let clients = UnixListener::bind(dir.path().join("socket")).unwrap();
+        let mut sleeper = Sleeper::new(&Waker::new().unwrap(), &clients).unwrap();
+        sleeper.watch_channel(channel.readiness().unwrap(), channel.waits_for_room());
+
+        let remote = sender.attach(&Grant::Tcp { key: 1, length: SIZE }).unwrap();
+        let (mut writer, local) = sender.allocate(SIZE).unwrap();
+        writer.publish(SIZE);
+        channel.post(&remote, &local, 0..SIZE).unwrap();
+        let mut ready = Vec::new();
+        while channel.poll().unwrap() == 0 {
+            assert!(!channel.arm());
+            sleeper.sleep(LONG, &mut ready).unwrap();
+            assert!(!ready.is_empty(), "nothing has ended the sleep");
+        }
+        drop(channel);
+        receiver.join().unwrap();
     }
 }

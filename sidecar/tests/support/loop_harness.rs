@@ -121,6 +121,10 @@ impl Channel for Gated {
         self.channel.readiness()
     }
 
+    fn waits_for_room(&self) -> bool {
+        self.channel.waits_for_room()
+    }
+
     fn arm(&mut self) -> bool {
         self.channel.arm()
     }

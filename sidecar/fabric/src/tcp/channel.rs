@@ -237,7 +237,11 @@ impl Channel for TcpChannel {
         Some(self.stream.as_fd())
     }
 
-    /// A socket stays readable until it is read.
+    fn waits_for_room(&self) -> bool {
+        true
+    }
+
+    /// A socket stays readable until it is read, and what is unsent has found it full: it becomes writable.
     fn arm(&mut self) -> bool {
         self.failure.is_some()
     }
