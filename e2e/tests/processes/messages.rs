@@ -109,9 +109,8 @@ fn a_reader_without_a_config_file_names_it() {
     group.wait("the wait to be over", |group| group.role(1) == "reader" && waiting(group, 1).is_empty()).unwrap();
 
     // A disk that loses it, or a mount that goes away.
-    let newest = fs::read_dir(group.config().parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
-    let number = |path: &PathBuf| path.extension().and_then(|end| end.to_str()?.parse::<u64>().ok());
-    let newest = newest.max_by_key(|path| number(path).unwrap_or(0)).unwrap();
+    let numbered = (1..).map(|number| PathBuf::from(format!("{}.{number}", group.config().display())));
+    let newest = numbered.take_while(|path| path.exists()).last().unwrap_or(group.config());
     let content = fs::read(&newest).unwrap();
     fs::write(&newest, "damaged").unwrap();
     let words = format!("config file {} is damaged", newest.display());
