@@ -107,7 +107,8 @@ class AsyncClient(Connection):
 
     async def flush(self) -> Optional[int]:
         """Waits until everything that was submitted before the call is answered. Raises the first error of a `submit` whose
-        future nobody has awaited; call again for the rest. Returns the last LSN acknowledged to this client, None if there is none."""
+        future nobody has awaited (what `asyncio.gather` or `asyncio.shield` awaits does not count); call again for the rest.
+        Returns the last LSN acknowledged to this client, None if there is none."""
         self._check()
         in_flight = self._session.in_flight
         last = next(reversed(in_flight), 0)
@@ -259,7 +260,7 @@ class AsyncClient(Connection):
                 continue  # cancelled
             if isinstance(answer, Error):
                 future.set_exception(answer)
-                asyncio.Future.exception(future)  # not to be logged if nobody waits any more: flush tells
+                future.exception()  # not to be logged if nobody waits any more: flush tells
             else:
                 future.set_result(answer)
         if session.end:
@@ -290,7 +291,8 @@ class AsyncClient(Connection):
 
 
 class _Submitted(asyncio.Future):  # type: ignore[type-arg]  # Python 3.9
-    """The answer to a `submit`. Taking it reports its failure."""
+    """The answer to a `submit`. Its failure is reported once the result is taken; `exception` does not count, which
+    `asyncio.shield` calls by itself when nobody waits any more."""
 
     def __init__(self, number: int, failures: Failures, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -305,10 +307,6 @@ class _Submitted(asyncio.Future):  # type: ignore[type-arg]  # Python 3.9
     def result(self) -> Any:
         self._failures.pop(self._number, None)
         return super().result()
-
-    def exception(self) -> Optional[BaseException]:
-        self._failures.pop(self._number, None)
-        return super().exception()
 
 
 class AsyncReading(Generic[E]):

@@ -73,15 +73,37 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
 
         with Sidecar(script) as sidecar:
             async with AsyncClient(sidecar.path) as client:
-                first, second, third, _, _ = [await client.submit(b"x") for _ in range(5)]
+                first, second, third, fourth, _ = [await client.submit(b"x") for _ in range(5)]
                 with self.assertRaises(UnknownOutcome):
                     await first
-                self.assertIsInstance((await asyncio.gather(second, return_exceptions=True))[0], UnknownOutcome)
                 with self.assertRaises(UnknownOutcome):
-                    await asyncio.wait_for(asyncio.shield(third), fake.DEADLINE)
-                with self.assertRaises(UnknownOutcome):
-                    await client.flush()
+                    await asyncio.wait_for(second, fake.DEADLINE)
+                self.assertIsInstance((await asyncio.gather(third, return_exceptions=True))[0], UnknownOutcome)
+                for _ in (third, fourth):  # of the third the client cannot know whether anybody has heard
+                    with self.assertRaises(UnknownOutcome):
+                        await client.flush()
                 with self.assertRaises(NotPrimary):
+                    await client.flush()
+                self.assertIsNone(await client.flush())
+
+    async def test_flush_tells_what_a_shield_has_given_up(self):
+        late = threading.Event()
+
+        def script(peer):
+            peer.welcome()
+            request = peer.expect(fake.APPEND)
+            assert late.wait(fake.DEADLINE)
+            peer.error(request, fake.UNKNOWN_OUTCOME)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            async with AsyncClient(sidecar.path) as client:
+                future = await client.submit(b"x")
+                future.add_done_callback(lambda done: done.exception())  # as the shield itself does in some versions
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(future), 0.05)
+                late.set()
+                with self.assertRaises(UnknownOutcome):
                     await client.flush()
                 self.assertIsNone(await client.flush())
 
