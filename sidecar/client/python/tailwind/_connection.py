@@ -132,7 +132,8 @@ def _cannot_connect(path: str, error: OSError) -> Exception:
     number = error.errno
     if number in (errno.EACCES, errno.EPERM):
         return NotAllowed(
-            "%s: permission denied for user %d: run the app as the sidecar's user or in its group" % (path, os.geteuid())
+            "%s: permission denied for user %d: run the app as the sidecar's user, or list the user with --allow-uid; "
+            "the folder must be reachable too" % (path, os.geteuid())
         )
     if number in (errno.ENOENT, errno.ENOTDIR):
         why = "no such socket: is the sidecar running, and is this its --socket?"
