@@ -67,7 +67,8 @@ class TimedOut(Error, TimeoutError):
 
 
 class NotPrimary(Error):
-    """Nothing was done: go to the primary, or follow here until it is this sidecar's turn."""
+    """Nothing was done: go to the primary, or follow here until it is this sidecar's turn. Before that, a connection takes no
+    append behind one that was refused, even if the sidecar becomes primary."""
 
     primary: Optional[str]
     """Name of the primary's sidecar, if known."""
