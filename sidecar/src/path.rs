@@ -257,8 +257,12 @@ impl AppendLoop {
     /// Sends what waits for the clients.
     fn send(&mut self) {
         for slot in self.clients.held() {
-            if self.clients.in_slot(slot).is_some_and(|client| !client.send()) {
+            let Some(client) = self.clients.in_slot(slot) else { continue };
+            if !client.send() {
                 self.close(slot);
+            } else if client.outbox.closing {
+                // It stays until it has read why, which may be never.
+                self.batch_memory.stop_waiting(client.id);
             }
         }
     }

@@ -31,6 +31,11 @@ impl BatchMemory {
     /// A connection ends or goes to a read: it gives back what it has and waits no more.
     pub(super) fn leave(&mut self, client: ClientId, inbox: &Inbox) {
         self.taken -= inbox.granted();
+        self.stop_waiting(client);
+    }
+
+    /// A connection takes no further frame: those behind it must not wait for its turn, which does not come.
+    pub(super) fn stop_waiting(&mut self, client: ClientId) {
         self.waiting.retain(|waiting| *waiting != client);
     }
 
@@ -59,7 +64,7 @@ impl AppendLoop {
                 }
                 return;
             }
-            self.batch_memory.waiting.retain(|waiting| *waiting != client.id);
+            self.batch_memory.stop_waiting(client.id);
             self.batch_memory.taken += more;
         }
         inbox.begin_large(size);

@@ -317,6 +317,8 @@ impl AppendLoop {
             let half_sent = short && client.inbox.half_sent_for() > Some(timeout);
             // A batch is taken once there is room for its ack.
             let unread = short && client.inbox.untaken_for().min(client.outbox.unread_for()) > Some(timeout);
+            // Nothing else would free the slot of a client that never reads why its connection ends.
+            let deaf = client.outbox.closing && client.outbox.unread_for() > Some(timeout);
             if half_sent {
                 tracing::warn!(
                     ?timeout,
@@ -335,7 +337,10 @@ impl AppendLoop {
                     "disconnected a client that read no answers while others waited for the memory of its batch"
                 );
             }
-            if silent || half_sent || unread || (is_for_status(slot) && age > STATUS_TIMEOUT) {
+            if deaf {
+                tracing::warn!(?timeout, "disconnected a client that did not read why its connection ends");
+            }
+            if silent || half_sent || unread || deaf || (is_for_status(slot) && age > STATUS_TIMEOUT) {
                 self.close(slot);
             }
         }

@@ -10,7 +10,8 @@ use tailwind_protocol::board::BEATS;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::PUBLISH_INTERVAL;
 use tailwind_protocol::socket::{
-    Batch, HELLO_HOLD, READ_ANYWHERE, Request, Role, VERSION, batch_log_size, encode_batch, put_batch_record,
+    Batch, HELLO_HOLD, READ_ANYWHERE, Request, Role, VERSION, append_header, batch_log_size, encode_batch,
+    put_batch_record,
 };
 use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
 
@@ -495,6 +496,52 @@ fn a_client_that_reads_no_acks_loses_its_batch() {
         said = harness.hear(&mut deaf);
     }
     assert_eq!(said, "Closed", "its batch has no answer");
+}
+
+/// A ring client without room for another answer, which then does what ends its connection: it never reads that.
+fn make_deaf(harness: &mut LoopHarness) -> Client {
+    let mut deaf = harness.ring_client();
+    // 24 bytes each, in the ring's 64 KiB.
+    for _ in 0..30 {
+        deaf.send(&vec![Request::Trim { below: 0 }; 100]);
+        harness.settle();
+    }
+    deaf
+}
+
+fn break_rules(client: &mut Client) {
+    std::io::Write::write_all(&mut client.stream, &append_header(9, 0)).unwrap();
+}
+
+#[test]
+fn a_closing_client_does_not_wait_for_memory() {
+    let mut harness = tight(Duration::from_secs(60));
+    let batch = large_batch(3 << 20);
+    let mut half = harness.client();
+    feed(&mut harness, &mut half, &batch[..batch.len() - 1]);
+    let mut deaf = make_deaf(&mut harness);
+    deaf.send_bytes(&batch[..100]);
+    harness.settle();
+    let mut waiting = harness.client();
+    waiting.send_bytes(&batch[..100]);
+    harness.settle();
+    break_rules(&mut deaf);
+    harness.settle();
+    assert_eq!(harness.counters.rings.load(Ordering::Relaxed), 1, "it is still connected");
+    half.send_bytes(&batch[batch.len() - 1..]);
+    assert_eq!(harness.hear(&mut half), ack(4));
+    feed(&mut harness, &mut waiting, &batch[100..]);
+    assert_eq!(harness.hear(&mut waiting), ack(8));
+}
+
+#[test]
+fn a_client_that_does_not_read_its_end_loses_its_slot() {
+    let mut harness = tight(Duration::ZERO);
+    let mut deaf = make_deaf(&mut harness);
+    harness.settle();
+    assert_eq!(harness.counters.rings.load(Ordering::Relaxed), 1);
+    break_rules(&mut deaf);
+    harness.until("the end of the ring", |harness| (harness.counters.rings.load(Ordering::Relaxed) == 0).then_some(()));
 }
 
 #[test]
