@@ -12,7 +12,7 @@ mod encode;
 use std::fmt;
 
 pub use batch::{Batch, PADDED_TO, RecordsFrames, batch_log_size, encode_batch, put_batch_record};
-pub use decode::{Decoded, announces_append, decode_request, decode_response, frame_size, read_append_header};
+pub use decode::{Decoded, announced_append, decode_request, decode_response, frame_size, read_append_header};
 pub use encode::{WAKE_CLIENT_FRAME, WAKE_SIDECAR_FRAME, append_header};
 
 /// First bytes of every hello.

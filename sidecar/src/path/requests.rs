@@ -9,7 +9,7 @@ use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE};
 use tailwind_protocol::segment::{Payload, append_size};
 use tailwind_protocol::socket::{
     BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, READ_TAIL, Request, Response, Role,
-    VERSION, VERSION_MIN, Welcome, announces_append, decode_request,
+    VERSION, VERSION_MIN, Welcome, announced_append, decode_request,
 };
 use tailwind_ring::BadPosition;
 
@@ -135,12 +135,12 @@ impl AppendLoop {
             return (Outcome::Later, 0);
         }
         match decode_request(inbox.pending(), context.outbox.version, frame_body_max(self.options.segment_size)) {
-            Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, context) => {
-                let message = "a frame as large as this must be a batch, and come after a hello";
-                self.refuse(context, ErrorCode::BadFrame, true, message);
+            Ok(None) => {
+                if inbox.wants().is_some() {
+                    self.on_large(inbox, context);
+                }
                 (Outcome::Later, 0)
             }
-            Ok(None) => (Outcome::Later, 0),
             Ok(Some(decoded)) => {
                 context.request = decoded.request;
                 context.has_next = inbox.pending().len() > decoded.size;
@@ -149,6 +149,21 @@ impl AppendLoop {
             Err(error) => {
                 self.refuse(context, ErrorCode::BadFrame, true, &error.to_string());
                 (Outcome::Later, 0)
+            }
+        }
+    }
+
+    /// A frame has begun that takes memory from the batches': refuses it unless it may.
+    fn on_large(&self, inbox: &Inbox, context: &mut RequestContext<'_>) {
+        match announced_append(inbox.pending()).filter(|_| context.outbox.greeted) {
+            Some(request) if is_for_status(context.slot) => {
+                context.request = request;
+                self.refuse_slot(context);
+            }
+            Some(_) => {}
+            None => {
+                let message = "a frame as large as this must be a batch, and come after a hello";
+                self.refuse(context, ErrorCode::BadFrame, true, message);
             }
         }
     }
@@ -454,11 +469,6 @@ impl AppendLoop {
             _ => None,
         }
     }
-}
-
-/// Whether the frame that has begun may take memory from the batches'.
-fn may_be_large(inbox: &Inbox, context: &RequestContext<'_>) -> bool {
-    context.outbox.greeted && !is_for_status(context.slot) && announces_append(inbox.pending())
 }
 
 /// Why a read cannot begin there, if it cannot.

@@ -10,8 +10,8 @@ use tailwind_protocol::board::BEATS;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::PUBLISH_INTERVAL;
 use tailwind_protocol::socket::{
-    Batch, HELLO_HOLD, READ_ANYWHERE, Request, Role, VERSION, append_header, batch_log_size, encode_batch,
-    put_batch_record,
+    Batch, ErrorCode, HELLO_HOLD, READ_ANYWHERE, Request, Response, Role, VERSION, append_header, batch_log_size,
+    decode_response, encode_batch, put_batch_record,
 };
 use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
 
@@ -352,6 +352,16 @@ fn the_status_is_served_when_all_slots_are_in_use() {
     let refused = harness.hear(&mut asking);
     assert!(refused.starts_with("Error { code: Busy, fatal: true, retry_after_ms: 1000"), "{refused}");
     assert_eq!(harness.hear(&mut asking), "Closed");
+    // Nor is there memory for a batch, whose number the refusal has.
+    let mut batching = harness.client();
+    batching.send_bytes(&large_batch(3 << 20)[..100]);
+    harness.settle();
+    let mut refused = [0; 256];
+    let size = std::io::Read::read(&mut batching.stream, &mut refused).unwrap();
+    let refused = decode_response(&refused[..size]).unwrap().unwrap();
+    assert_eq!(refused.request, 9);
+    assert!(matches!(refused.frame, Response::Error { code: ErrorCode::Busy, fatal: true, .. }), "{:?}", refused.frame);
+    assert_eq!(harness.hear(&mut batching), "Closed");
     let mut holding = harness.stranger();
     holding.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_HOLD }]);
     assert!(harness.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));

@@ -24,9 +24,14 @@ pub fn frame_size(bytes: &[u8]) -> Option<usize> {
     Some(FRAME_HEADER_SIZE + u32::from_le_bytes(*length) as usize)
 }
 
-/// True if the frame that begins here is an `Append` or a `Batch`, by its header.
-pub fn announces_append(bytes: &[u8]) -> bool {
-    matches!(bytes.get(4), Some(&(kind::APPEND | kind::BATCH)))
+/// The request number of the `Append` or `Batch` that begins here, by its header.
+pub fn announced_append(bytes: &[u8]) -> Option<u64> {
+    let ([_, _, _, _, kind::APPEND | kind::BATCH, _, _, _, request @ ..], _) =
+        bytes.split_first_chunk::<FRAME_HEADER_SIZE>()?
+    else {
+        return None;
+    };
+    Some(u64::from_le_bytes(*request))
 }
 
 /// The request number and the length of the payload, if this is the header of an `Append`.
