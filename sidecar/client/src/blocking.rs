@@ -32,8 +32,11 @@ const SPINS_PER_CLOCK: u32 = 16;
 /// The system lets a connection wait for room in the listener's queue, without end if nobody accepts.
 fn connect_within(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, timeout.map(|timeout| timeout.max(Duration::from_millis(1))))?;
-    rustix::io::retry_on_intr(|| connect(&socket, &SocketAddrUnix::new(path)?))?;
+    // To the system, zero would mean no timeout.
+    let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
+    set_socket_timeout(&socket, Timeout::Send, timeout)?;
+    let address = SocketAddrUnix::new(path)?;
+    despite_signals(timeout, || connect(&socket, &address))?;
     set_socket_timeout(&socket, Timeout::Send, None)?;
     Ok(UnixStream::from(socket))
 }
@@ -406,7 +409,7 @@ impl Client {
         if self.session.expects_file() {
             let mut file = None;
             let came = self.session.receive(|room| {
-                let (size, passed) = tailwind_ring::receive(stream, room, flags)?;
+                let (size, passed) = despite_signals(timeout, || tailwind_ring::receive(stream, room, flags))?;
                 file = passed;
                 Ok(size)
             });

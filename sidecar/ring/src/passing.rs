@@ -22,12 +22,13 @@ pub fn send(socket: impl AsFd, bytes: &[u8], file: impl AsFd) -> io::Result<usiz
     Ok(retry_on_intr(|| sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags))?)
 }
 
-/// Receives bytes, and a file if one comes with them.
-pub fn receive(socket: impl AsFd, room: &mut [u8], flags: RecvFlags) -> io::Result<(usize, Option<OwnedFd>)> {
+/// Receives bytes, and a file if one comes with them. A signal may interrupt it (`EINTR`): only the caller knows how long it
+/// waits in all.
+pub fn receive(socket: impl AsFd, room: &mut [u8], flags: RecvFlags) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let received = retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(room)], &mut control, flags))?;
+    let received = recvmsg(&socket, &mut [IoSliceMut::new(room)], &mut control, flags)?;
     let file = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,

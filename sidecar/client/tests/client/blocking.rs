@@ -1,11 +1,16 @@
 //! The blocking client against a scripted sidecar: the session's edges, seen through its first user.
 
-use std::sync::mpsc;
+use std::io::ErrorKind::WouldBlock;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME, sidecar, sidecar_with_ring, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::process::{Signal, kill_process};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Epoch, Error, Event, FollowEvent, Lsn, Options, PassedBarrier, Position, Role};
 use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, VERSION, Welcome};
@@ -314,19 +319,51 @@ fn disconnect_preserves_earlier_answers() {
     }
 }
 
+/// Accepts nobody, and its queue has room for one.
+fn deaf_listener(path: &Path) -> OwnedFd {
+    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 0).unwrap();
+    listener
+}
+
 /// The system queues connections until somebody accepts them, and has those wait for which the queue has no room.
 #[test]
 fn connections_that_nobody_accepts_are_given_up() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("append.sock");
-    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    listen(&listener, 0).unwrap();
+    let _listener = deaf_listener(&path);
     let options = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
     for _ in 0..4 {
         let error = Client::connect_with(&path, &options).err().unwrap();
         assert!(matches!(error, Error::TimedOut { .. } | Error::Connect { .. }), "{error}");
     }
+}
+
+/// With a timer's signals, each wait of the system is cut short and begins again.
+#[test]
+fn signals_do_not_prolong_a_connect() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("append.sock");
+    let _listener = deaf_listener(&path);
+    signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::default()).unwrap();
+    let options = Options { timeout: Some(Duration::from_millis(100)), ..Options::default() };
+    let thread = rustix::thread::gettid();
+    let (end, ended) = mpsc::channel::<()>();
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            // Named by its own number, a thread is the first to which the system gives a signal of its process.
+            while ended.recv_timeout(Duration::from_millis(20)) == Err(RecvTimeoutError::Timeout) {
+                kill_process(thread, Signal::USR1).unwrap();
+            }
+        });
+        // The first waits for the welcome, and is left in the listener's queue, which has no room for the second.
+        let error = Client::connect_with(&path, &options).err().unwrap();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        let error = Client::connect_with(&path, &options).err().unwrap();
+        assert!(matches!(&error, Error::Connect { source, .. } if source.kind() == WouldBlock), "{error}");
+        drop(end);
+    });
 }
 
 /// What was not taken is not in flight: `flush` would say nothing of it.

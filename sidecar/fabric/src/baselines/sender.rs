@@ -8,6 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::io::retry_on_intr;
 use rustix::net::RecvFlags;
 
 use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
@@ -131,7 +132,7 @@ impl MessageOpening {
         socket.set_read_timeout(Some(longest))?;
         let mut presented = [0; SECRET_SIZE];
         // Sent in one piece, and with it the file.
-        let (count, file) = tailwind_ring::receive(&socket, &mut presented, RecvFlags::empty())?;
+        let (count, file) = retry_on_intr(|| tailwind_ring::receive(&socket, &mut presented, RecvFlags::empty()))?;
         match file {
             Some(file) if count == SECRET_SIZE && secret.matches(&presented) => {
                 let end = tailwind_ring::open_sized(file, self.baseline.sizes())?;
