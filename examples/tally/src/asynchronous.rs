@@ -107,9 +107,10 @@ impl Tally {
 /// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether a sidecar may still come to listen there.
+/// Whether a sidecar may still come to listen there, or have room for another connection: one that is stopped has none.
 fn may_come(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    use io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
+    matches!(error.kind(), NotFound | ConnectionRefused | WouldBlock)
 }
 
 /// Waits until this sidecar is there, primary or not.
