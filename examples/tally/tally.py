@@ -11,7 +11,7 @@ import collections
 import sys
 import time
 
-from tailwind import CannotConnect, Client, Disconnected, NotPrimary, Record, Retry, Turn, UnknownOutcome
+from tailwind import CannotConnect, Client, Disconnected, NotPrimary, ProtocolError, Record, Retry, Turn, UnknownOutcome
 
 
 def connect(socket):
@@ -19,6 +19,8 @@ def connect(socket):
     while True:
         try:
             return Client(socket)
+        except ProtocolError:
+            raise  # another program listens there
         except (CannotConnect, Disconnected, Retry):
             time.sleep(0.1)
 
@@ -41,6 +43,8 @@ class Tally:
                 self.log.append(b"%s %s" % (self.run, word))
             except Retry as error:
                 time.sleep(error.retry_after)
+            except ProtocolError:
+                raise
             except (NotPrimary, UnknownOutcome, Disconnected):
                 self.reconnect()
             self.catch_up()
@@ -59,6 +63,8 @@ class Tally:
                         self.count(event.lsn, event.payload)
             except Retry as error:
                 time.sleep(error.retry_after)
+            except ProtocolError:
+                raise
             except Disconnected:
                 self.reconnect()
 

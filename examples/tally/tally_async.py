@@ -8,7 +8,7 @@ import collections
 import sys
 import time
 
-from tailwind import AsyncClient, CannotConnect, Disconnected, NotPrimary, Record, Retry, Turn, UnknownOutcome
+from tailwind import AsyncClient, CannotConnect, Disconnected, NotPrimary, ProtocolError, Record, Retry, Turn, UnknownOutcome
 
 
 async def connect(socket):
@@ -16,6 +16,8 @@ async def connect(socket):
     while True:
         try:
             return await AsyncClient(socket)
+        except ProtocolError:
+            raise  # another program listens there
         except (CannotConnect, Disconnected, Retry):
             await asyncio.sleep(0.1)
 
@@ -37,6 +39,8 @@ class Tally:
                 await self.log.append(b"%s %s" % (self.run, word))
             except Retry as error:
                 await asyncio.sleep(error.retry_after)
+            except ProtocolError:
+                raise
             except (NotPrimary, UnknownOutcome, Disconnected):
                 await self.reconnect()
             await self.catch_up()
@@ -54,6 +58,8 @@ class Tally:
                         return
             except Retry as error:
                 await asyncio.sleep(error.retry_after)
+            except ProtocolError:
+                raise
             except Disconnected:
                 await self.reconnect()
 
