@@ -36,9 +36,7 @@ pub(super) fn listen_on_socket(path: &Path, allowed: &Allowed) -> anyhow::Result
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).with_context(|| format!("create folder {}", folder.display()))?;
     }
-    if is_in_use(path).context("look for another process at the append socket")? {
-        bail!("socket {} is in use by another process: stop it, or choose another --socket", path.display());
-    }
+    check_unused(path)?;
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
             bail!("{} exists and is not a socket: choose another --socket, or move that file away", path.display());
@@ -55,12 +53,24 @@ pub(super) fn listen_on_socket(path: &Path, allowed: &Allowed) -> anyhow::Result
     Ok((listener, bound))
 }
 
-/// True if a process listens there. One that is stopped takes no connection: once as many wait as may, a connect that blocks
-/// would wait as long as it is.
-fn is_in_use(path: &Path) -> rustix::io::Result<bool> {
+/// An error unless it is certain that no process has the socket. One that is stopped takes no connection: once as many wait as
+/// may, a connect that blocks would wait as long as it is.
+fn check_unused(path: &Path) -> anyhow::Result<()> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok(matches!(connect(&socket, &SocketAddrUnix::new(path)?), Ok(()) | Err(Errno::AGAIN)))
+    let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
+    let name = path.display();
+    match connected {
+        // What is left over from a dead process refuses, as does a file that is no socket.
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN) => {
+            bail!("socket {name} is in use by another process: stop it, or choose another --socket")
+        }
+        Err(Errno::PROTOTYPE) => {
+            bail!("{name} is another program's socket, not a stream socket: choose another --socket")
+        }
+        Err(error) => bail!("socket {name} may be in use by another process: {error}; choose another --socket"),
+    }
 }
 
 /// The name that the append socket was bound to, and what it stood for then.
@@ -90,9 +100,13 @@ impl BoundSocket {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use super::*;
+
+    fn refused(path: &Path) -> Option<String> {
+        listen_on_socket(path, &Allowed::Own).err().map(|error| error.to_string())
+    }
 
     #[test]
     fn socket_of_a_stopped_process_is_in_use() {
@@ -102,9 +116,19 @@ mod tests {
         rustix::net::listen(&stopped, 0).unwrap();
         // The only place in its backlog.
         let _waiting = UnixStream::connect(&path).unwrap();
-        let refused = |path: &Path| listen_on_socket(path, &Allowed::Own).err().map(|error| error.to_string());
         assert!(refused(&path).is_some_and(|why| why.contains("is in use by another process")));
         drop(stopped);
+        assert_eq!(refused(&path), None, "what is left over is replaced");
+    }
+
+    #[test]
+    fn socket_of_another_kind_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.sock");
+        let theirs = UnixDatagram::bind(&path).unwrap();
+        assert!(refused(&path).is_some_and(|why| why.contains("another program's socket")));
+        assert!(path.exists());
+        drop(theirs);
         assert_eq!(refused(&path), None, "what is left over is replaced");
     }
 }
