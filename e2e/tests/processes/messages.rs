@@ -48,8 +48,7 @@ fn backups_that_cannot_found_a_group_are_named() {
     other.start(with_options(&group.backup_command(1), [("--name", "q0")])).unwrap();
     let words = format!("backup1 {}: the backup there is named q0; backup2", addresses[1]);
     group.wait("the wrong name", |group| waiting(group, 0).contains(&words)).unwrap();
-    let log = group.log("sidecar0");
-    assert!(log.contains(&words), "{log}");
+    group.wait("the log to say so as well", |group| group.log("sidecar0").contains(&words)).unwrap();
     other.kill().unwrap();
     fs::remove_dir_all(group.flush_folder(1)).unwrap();
     fs::remove_dir_all(group.pool(1)).unwrap();
