@@ -49,7 +49,8 @@ fn an_answer_of_no_sidecar_is_an_error() {
     for mut command in PROGRAMS.into_iter().map(|(_, program)| Command::new(program)).chain(python) {
         let ended = match command.arg(&path).output() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let _ = writeln!(std::io::stderr(), "cannot run: an_answer_of_no_sidecar_is_an_error: there is no python3");
+                let _ =
+                    writeln!(std::io::stderr(), "cannot run: an_answer_of_no_sidecar_is_an_error: there is no python3");
                 return;
             }
             ended => ended.unwrap(),
