@@ -140,7 +140,7 @@ fn list_bugs() -> ExitCode {
 }
 
 /// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that continues
-/// takes a hundred.
+/// takes some hundred, or a thousand.
 #[cfg(feature = "planted-bugs")]
 fn planted_bugs(only: &[String]) -> Result<(), String> {
     const WITHIN: u64 = 3000;
