@@ -671,17 +671,22 @@ mod tests {
         (handle, ready, finished)
     }
 
+    fn caller(epoch: u64) -> Caller {
+        Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(epoch) }
+    }
+
+    /// By the claim of the epoch's number.
+    fn fence_of(epoch: u64, earlier: Vec<Claim>) -> Request {
+        let (caller, claim, won) = (caller(epoch), Claim(epoch), Epoch(epoch - 1));
+        Request::Fence(FenceRequest { caller, claim, earlier, won, joined: None, after: None })
+    }
+
     /// Over verbs connecting takes a second where a writer's address does not answer. A promotion must not wait for that.
     #[tokio::test]
     async fn a_fence_waits_for_no_channel() {
         let dir = tempfile::tempdir().unwrap();
         let (handle, ready, finished) = slow_backup(dir.path(), &Arc::default());
-        let caller = |epoch| Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(epoch) };
-        let fence = |epoch, earlier| {
-            let (caller, claim, won) = (caller(epoch), Claim(epoch), Epoch(epoch - 1));
-            let request = Request::Fence(FenceRequest { caller, claim, earlier, won, joined: None, after: None });
-            tokio::time::timeout(LONG, handle.ask(request, None))
-        };
+        let fence = |epoch, earlier| tokio::time::timeout(LONG, handle.ask(fence_of(epoch, earlier), None));
         let connect = |epoch| {
             let channel = ChannelRequest { offer: Offer::Shm, board: false };
             tokio::time::timeout(LONG, handle.ask(Request::Connect(caller(epoch)), Some(channel)))
@@ -717,12 +722,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let full = Arc::new(AtomicBool::new(false));
         let (handle, _ready, finished) = slow_backup(dir.path(), &full);
-        let caller = |epoch| Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(epoch) };
-        let fence = |epoch, earlier| {
-            let (caller, claim, won) = (caller(epoch), Claim(epoch), Epoch(epoch - 1));
-            let request = Request::Fence(FenceRequest { caller, claim, earlier, won, joined: None, after: None });
-            tokio::time::timeout(LONG, handle.ask(request, None))
-        };
+        let fence = |epoch, earlier| tokio::time::timeout(LONG, handle.ask(fence_of(epoch, earlier), None));
         fence(1, Vec::new()).await.unwrap().unwrap();
         let (identity, purpose, durability) = (identity(1), Purpose::Append, Durability::Battery);
         let request = OpenRequest { caller: caller(1), identity, purpose, durability };
