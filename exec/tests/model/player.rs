@@ -27,14 +27,14 @@ use crate::Places;
 use crate::journal::{Covers, Entry, FileId, Leads, Paths};
 use crate::random::Random;
 
+mod aimed;
+
 const THREADS: u64 = 3;
 const STEPS: u64 = 70;
 const CHILD_STEPS: u64 = 12;
 /// Files are small, so that writes meet each other.
 const LENGTH_MAX: u64 = 12_000;
 const LOCKS: usize = 64;
-/// Longer than an opening may take.
-const OPENINGS_OVER: Duration = Duration::from_millis(1100);
 /// One of so many such steps: it takes a tenth of a second and more.
 const OVERFLOWS: u64 = 24;
 
@@ -165,10 +165,9 @@ pub(crate) fn main() -> ExitCode {
     });
     // Children continue after the threads, and nothing may write after the end.
     wait_for_children();
-    let mut random = places.random(3);
     // A name elsewhere has all files compared at each sync, for good.
-    if !world.kinds.has(Kind::Outside) && random.one_in(3) {
-        world.hand_over(&format!("handed{}", places.turn), &mut random);
+    if !world.kinds.has(Kind::Outside) {
+        world.end(places.turn, &mut places.random(3));
     }
     ExitCode::SUCCESS
 }
@@ -407,24 +406,6 @@ impl World {
         }
     }
 
-    /// Closes a descriptor after a last write by it, and gives its number to another description of the same file, which is no
-    /// further and no further back than that one was at the last sync.
-    fn replace_number(&self, table: &mut Table, from: usize, to: usize, random: &mut Random) {
-        let position = fs::tell(&table.open[to].descriptor).expect("a position");
-        fs::seek(&table.open[from].descriptor, SeekFrom::Start(position)).expect("seek");
-        let Open { descriptor, file, .. } = table.open.remove(to);
-        let from = if to < from { from - 1 } else { from };
-        self.sync_by(Covers::File(file.id), || fs::fsync(&file.reader));
-        self.exclusive(&file, || {
-            io::write(&descriptor, &vec![random.below(255) as u8 + 1; 700]).expect("write");
-            self.content(&file);
-        });
-        drop(descriptor);
-        let descriptor = io::dup(&table.open[from].descriptor).expect("dup");
-        self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
-        table.open.push(Open { descriptor, file, writes: true });
-    }
-
     fn map(&self, random: &mut Random) {
         let mut table = self.table.write().expect("no panic");
         if table.mappings.len() > 2 {
@@ -503,37 +484,6 @@ impl World {
         };
         // Before the first byte of a file; or it reads where it may only write.
         assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::BADF)), "{result:?}");
-    }
-
-    /// When all openings are long over, a child keeps a description that its parent gives up for another one by the same number, and
-    /// writes by it.
-    fn hand_over(&self, name: &str, random: &mut Random) {
-        let mut names = self.names.lock().expect("no panic");
-        let path = self.root.join(name);
-        let open = || fs::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from_raw_mode(0o644));
-        let (mut kept, other) = (open().expect("make a file"), open().expect("open it again"));
-        let file = names.add(&path).expect("open what was made");
-        self.write_down(&Entry::Names(self.list(&names)));
-        io::write(&kept, &[1; 4000]).expect("write");
-        self.content(&file);
-        for descriptor in [&kept, &other] {
-            fs::seek(descriptor, SeekFrom::Start(1000)).expect("seek");
-        }
-        std::thread::sleep(OPENINGS_OVER);
-        let sync = || self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
-        sync();
-        // SAFETY: there is one thread now; the child ends by `_exit`.
-        if unsafe { libc::fork() } == 0 {
-            std::thread::sleep(Duration::from_millis(20));
-            io::write(&kept, &vec![random.below(255) as u8 + 1; 700]).expect("write");
-            self.content(&file);
-            sync();
-            // SAFETY: ends the child at once, without its parent's destructors.
-            unsafe { libc::_exit(0) }
-        }
-        io::dup2(&other, &mut kept).expect("dup2");
-        // Until the child has ended: its last descriptor tells of the end.
-        wait_for_children();
     }
 
     fn change_names(&self, random: &mut Random) {

@@ -1,0 +1,118 @@
+//! Steps that are aimed: each makes what a planted bug needs to show itself and random steps meet too seldom, or hide.
+//!
+//! Most come at the end of the program, when nothing else happens any more.
+
+use super::*;
+
+/// Longer than an opening may take.
+const OPENINGS_OVER: Duration = Duration::from_millis(1100);
+/// What a small file has.
+const SMALL: usize = 4000;
+/// So much more than the supervisor logs again with one sync that a generation takes several.
+const LARGE: usize = 256 << 10;
+/// What is written to it between two syncs, and how often: together twice its size and more, so that a generation begins.
+const PART: usize = 30_000;
+const PARTS: usize = 40;
+
+impl World {
+    /// One program of three ends with one of these.
+    pub(super) fn end(&self, turn: u32, random: &mut Random) {
+        let name = |what: &str| format!("{what}{turn}");
+        match random.below(9) {
+            0 => self.hand_over(&name("handed"), random),
+            1 => self.cut_by_path(&name("cut"), random),
+            2 => self.outgrow_log(&name("large"), random),
+            _ => {}
+        }
+    }
+
+    /// A new file of these bytes, with a descriptor that is behind them.
+    fn make(&self, name: &str, bytes: &[u8]) -> (PathBuf, OwnedFd, Arc<Played>) {
+        let mut names = self.names.lock().expect("no panic");
+        let path = self.root.join(name);
+        let descriptor = open_for_writing(&path);
+        let file = names.add(&path).expect("open what was made");
+        self.write_down(&Entry::Names(self.list(&names)));
+        assert_eq!(io::write(&descriptor, bytes).expect("write"), bytes.len());
+        self.content(&file);
+        (path, descriptor, file)
+    }
+
+    fn sync_data(&self, file: &Played) {
+        self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
+    }
+
+    /// When all openings are long over, a child keeps a description that its parent gives up for another one by the same number,
+    /// and writes by it.
+    fn hand_over(&self, name: &str, random: &mut Random) {
+        let (path, mut kept, file) = self.make(name, &[1; SMALL]);
+        let other = open_for_writing(&path);
+        for descriptor in [&kept, &other] {
+            fs::seek(descriptor, SeekFrom::Start(1000)).expect("seek");
+        }
+        std::thread::sleep(OPENINGS_OVER);
+        self.sync_data(&file);
+        // SAFETY: there is one thread now; the child ends by `_exit`.
+        if unsafe { libc::fork() } == 0 {
+            std::thread::sleep(Duration::from_millis(20));
+            io::write(&kept, &vec![random.below(255) as u8 + 1; 700]).expect("write");
+            self.content(&file);
+            self.sync_data(&file);
+            // SAFETY: ends the child at once, without its parent's destructors.
+            unsafe { libc::_exit(0) }
+        }
+        io::dup2(&other, &mut kept).expect("dup2");
+        // Until the child has ended: its last descriptor tells of the end.
+        wait_for_children();
+    }
+
+    /// When all openings are long over, a file is cut by its path, and is then as long as before: its length tells nothing.
+    fn cut_by_path(&self, name: &str, random: &mut Random) {
+        let (path, descriptor, file) = self.make(name, &[1; SMALL]);
+        std::thread::sleep(OPENINGS_OVER);
+        self.sync_data(&file);
+        let path = c_path(&path);
+        for length in [random.below(SMALL as u64), SMALL as u64] {
+            // SAFETY: a path that ends with NUL.
+            assert_eq!(unsafe { libc::truncate(path.as_ptr(), length as i64) }, 0, "truncate");
+            self.content(&file);
+        }
+        self.sync_data(&file);
+        drop(descriptor);
+    }
+
+    /// Overwrites a large file until the log is trimmed, part by part: a generation takes several syncs.
+    fn outgrow_log(&self, name: &str, random: &mut Random) {
+        let (_, descriptor, file) = self.make(name, &vec![1; LARGE]);
+        self.sync_data(&file);
+        for _ in 0..PARTS {
+            let (byte, offset) = (random.below(255) as u8 + 1, random.below((LARGE - PART) as u64));
+            io::pwrite(&descriptor, &vec![byte; PART], offset).expect("pwrite");
+            self.content(&file);
+            self.sync_data(&file);
+        }
+    }
+
+    /// Closes a descriptor after a last write by it, and gives its number to another description of the same file, which is no
+    /// further and no further back than that one was at the last sync.
+    pub(super) fn replace_number(&self, table: &mut Table, from: usize, to: usize, random: &mut Random) {
+        let position = fs::tell(&table.open[to].descriptor).expect("a position");
+        fs::seek(&table.open[from].descriptor, SeekFrom::Start(position)).expect("seek");
+        let Open { descriptor, file, .. } = table.open.remove(to);
+        let from = if to < from { from - 1 } else { from };
+        self.sync_by(Covers::File(file.id), || fs::fsync(&file.reader));
+        self.exclusive(&file, || {
+            io::write(&descriptor, &vec![random.below(255) as u8 + 1; 700]).expect("write");
+            self.content(&file);
+        });
+        drop(descriptor);
+        let descriptor = io::dup(&table.open[from].descriptor).expect("dup");
+        self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
+        table.open.push(Open { descriptor, file, writes: true });
+    }
+}
+
+fn open_for_writing(path: &Path) -> OwnedFd {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    fs::open(path, flags, Mode::from_raw_mode(0o644)).expect("open a file")
+}
