@@ -101,7 +101,7 @@ impl Plan {
     /// The group goes; Kubernetes removes what belongs to it.
     fn last(state: &GroupState<'_>) -> Plan {
         let mut plan = Plan::unchanged(state);
-        plan.actions.extend(owned_claims(state.observed));
+        plan.actions.extend(owned_claims(state));
         plan.actions.extend(state.observed.has_finalizer().then_some(Action::Finalizer(false)));
         plan
     }
@@ -118,7 +118,7 @@ impl Plan {
         let observed = state.observed;
         self.actions.extend(finalizer(state));
         self.actions.extend(kept_certificates(observed));
-        self.actions.extend(owned_claims(observed));
+        self.actions.extend(owned_claims(state));
         let has_budget = observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget);
         if has_budget || observed.group.spec.backups > 1 {
             let is_one_ending = state.backups.iter().any(|backup| backup.member && backup.ends_in_time(observed.now));
@@ -160,7 +160,7 @@ impl Plan {
         }
         actions.extend(needless_budget);
         actions.extend(stale_endpoints(observed));
-        actions.extend(owned_claims(observed));
+        actions.extend(owned_claims(state));
         actions.extend(claims(state, &backups));
         let pods = backups.creations.iter().map(|creation| pod::backup(group, &observed.settings, creation));
         actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
@@ -230,14 +230,19 @@ fn finalizer(state: &GroupState<'_>) -> Option<Action> {
 }
 
 /// What lets claims go with the group, or outlive it, as its spec says: also while everything else is left alone, since the group may
-/// be deleted at any time. A claim that was retained goes with this group only if the log names its member: another group of the same
-/// name may have left it, as the only copy.
-fn owned_claims(observed: &Observed) -> impl Iterator<Item = Action> {
+/// be deleted at any time. A claim that was retained goes with this group only if the log names its member, or its backup reports that
+/// nothing is on it: another group of the same name may have left it, as the only copy. Nor does one go of which nobody says what is
+/// on it, if the config store may have been emptied.
+fn owned_claims(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
+    let observed = state.observed;
     let wanted = flush::claim(&observed.group.spec).map(|asked| asked.when_removed == WhenRemoved::Delete);
+    let unread: BTreeSet<String> = licence::unread_claims(state).map(|claim| claim.member.clone()).collect();
     let claims = claim::claims(observed).into_iter().filter(MemberClaim::is_kept);
     claims.filter_map(move |claim| {
-        let is_member = observed.log().is_some_and(|log| log.members.iter().any(|member| member.name == claim.member));
-        let owned = wanted.filter(|wanted| *wanted != claim.owned && (!wanted || is_member))?;
+        let is_member = observed.log().is_some_and(|log| log.has_member(&claim.member));
+        let is_known = is_member || licence::reports_nothing(observed, &claim.member);
+        let wanted = wanted.map(|wanted| wanted && !unread.contains(&claim.member));
+        let owned = wanted.filter(|wanted| *wanted != claim.owned && (!wanted || is_known))?;
         Some(Action::OwnClaim { name: flush_claim(&claim.member), uid: claim.uid, owned })
     })
 }

@@ -42,6 +42,8 @@ pub enum Bug {
     TrustsAdmission,
     /// The set of a config store that went back counts as the one that holds the log.
     BelievesOldStore,
+    /// Claims of which nobody says what is on them count as empty, if the config store knows of no log.
+    ForgetsClaims,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -5,7 +5,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
-use tailwind_crds::names::ANNOTATION_INJECTED;
+use tailwind_crds::names::{ANNOTATION_INJECTED, flush_claim};
 use tailwind_crds::{Phase, ReplicaGroupStatus, UpdateStrategy};
 use tailwind_report::readiness::WaitsFor;
 
@@ -18,6 +18,7 @@ use super::backups::BackupPlan;
 use super::candidate::{Candidate, candidate};
 use super::count::Count;
 use super::group_state::GroupState;
+use super::licence::unread_claims;
 use super::phase::{PhaseReason, config_store_empty};
 use super::primary::{Primary, Standby, standby};
 use super::readers::SHOWN_MAX;
@@ -221,9 +222,7 @@ fn degraded(
 }
 
 fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
-    let Some(log) = state.observed.log() else {
-        return if config_store_empty(state).is_some() { FailoverSafe::ConfigStoreEmpty } else { FailoverSafe::NoLog };
-    };
+    let Some(log) = state.observed.log() else { return without_log(state) };
     if state.observed.group.spec.fenced {
         return FailoverSafe::Fenced;
     }
@@ -251,6 +250,15 @@ fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
         (_, Some((backup, why))) => FailoverSafe::NoReport(backup, why),
         (_, None) => FailoverSafe::StandbyAndCopies(Count(members, "complete copy")),
     }
+}
+
+/// Where the config store knows of no log.
+fn without_log(state: &GroupState<'_>) -> FailoverSafe {
+    if config_store_empty(state).is_some() {
+        return FailoverSafe::ConfigStoreEmpty;
+    }
+    let unread: Vec<String> = unread_claims(state).map(|claim| flush_claim(&claim.member)).collect();
+    if unread.is_empty() { FailoverSafe::NoLog } else { FailoverSafe::ClaimsUnread(first_of(&unread)) }
 }
 
 /// The first backup of which this is unknown, and why.

@@ -494,6 +494,18 @@ pub(crate) fn forgotten(observed: &Observed) -> Option<Forgotten> {
     observed.reports.iter().find_map(held).or_else(of_set)
 }
 
+/// Claims that may hold a log of which the config store knows nothing: nobody says what is on them. What was made with its pod holds
+/// nothing from before, and of any other the backup on it reports what it has found. While a group hibernates, there is none.
+pub(crate) fn unread_claims<'a>(state: &'a GroupState<'_>) -> impl Iterator<Item = &'a MemberClaim> {
+    let is_silent = move |backup: &&BackupPod| !matches!(state.observed.reports.get(&backup.name), Some(Ok(_)));
+    let of_pods = state.backups.iter().filter(is_silent).filter_map(|backup| {
+        let is_older = |claim: &&MemberClaim| backup.was_in_set() || claim.is_older_than(backup.created);
+        backup.claim.as_ref().filter(is_older)
+    });
+    let has_log = state.observed.log().is_some() || planted::has(Bug::ForgetsClaims);
+    state.orphans.iter().chain(of_pods).filter(move |claim| claim.has_files() && !has_log)
+}
+
 /// A config store that knows of no log may have been emptied.
 fn without_log(observed: &Observed, own: Option<&String>) -> Result<Licence, Withheld> {
     match (own, forgotten(observed)) {
@@ -582,6 +594,11 @@ fn has_never_run(state: &GroupState<'_>, pod: &Pod, backup: &BackupPod) -> bool 
 /// Whether it was in a set, as its gate says. That outlives the config store.
 fn was_member(pod: &Pod) -> bool {
     is_true(pod, GATE_CAUGHT_UP)
+}
+
+/// Whether this backup reports that it holds nothing.
+pub(crate) fn reports_nothing(observed: &Observed, backup: &str) -> bool {
+    matches!(observed.reports.get(backup), Some(Ok(report)) if holds_nothing(report))
 }
 
 fn holds_nothing(report: &BackupReport) -> bool {

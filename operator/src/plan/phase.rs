@@ -27,6 +27,7 @@ pub(crate) enum PhaseReason {
     Paused,
     Fenced,
     Hibernates(Count),
+    HibernatesUnread(Count),
     ClaimsMissing {
         claims: usize,
         members: usize,
@@ -82,6 +83,11 @@ impl fmt::Display for PhaseReason {
             PhaseReason::Hibernates(claims) => {
                 write!(f, "spec.hibernate is true: the log is on {claims}. Set it to false to resume")
             }
+            PhaseReason::HibernatesUnread(claims) => write!(
+                f,
+                "spec.hibernate is true, status.log is empty, and nobody reports what is on {claims}. Put status.log \
+                 back, or set spec.hibernate to false to see what the backups report"
+            ),
             PhaseReason::ClaimsMissing { claims, members, floor } => write!(
                 f,
                 "spec.hibernate is true, and disks are claimed for only {claims} of {members} members, fewer than \
@@ -140,6 +146,9 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
         return match claims {
             claims if claims < floor.min(members) => {
                 (Phase::Unavailable, PhaseReason::ClaimsMissing { claims, members, floor })
+            }
+            claims if claims > 0 && state.observed.log().is_none() => {
+                (Phase::Hibernated, PhaseReason::HibernatesUnread(Count(claims, "claim")))
             }
             claims => (Phase::Hibernated, PhaseReason::Hibernates(Count(claims, "claim"))),
         };

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use serde_json::{Value, json};
 use tailwind_crds::names::{
-    GATE_CAUGHT_UP, LABEL_BACKUP_OF, LABEL_GROUP, LEFT_THE_SET, SIDECAR_CONTAINER, flush_claim,
+    CLAIM_SUFFIX, GATE_CAUGHT_UP, LABEL_BACKUP_OF, LABEL_GROUP, LEFT_THE_SET, SIDECAR_CONTAINER, flush_claim,
 };
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
 use tailwind_operator::objects::claim::{ClaimEnd, claim};
@@ -118,6 +118,8 @@ struct Begin {
     restarts: Option<u32>,
     /// The group was put to sleep, and the app's last pod goes in this round. With claims.
     hibernates: Option<u32>,
+    /// In this round its status is emptied, or it is restored without it.
+    emptied: Option<u32>,
     /// Outdated pods are from before there were claims.
     unclaimed: bool,
     /// Claims are to be retained.
@@ -215,6 +217,7 @@ fn begin() -> impl Strategy<Value = Begin> {
                     late: restarts.0,
                     restarts: restarts.1,
                     hibernates: spec.0.filter(|_| disks.0),
+                    emptied: None,
                     unclaimed: spec.1 && disks.0,
                     retains: spec.2 && disks.0,
                     left_alone: spec.3,
@@ -637,8 +640,27 @@ impl World {
         self.left_alone = why.is_some();
     }
 
+    /// The API server lets a group be deleted without confirmation if its status says that there is no log. Then nothing may be on
+    /// a claim without a pod that would report it.
+    fn check_deletion(&self, plan: &Plan) {
+        let mut conditions = plan.status.conditions.iter();
+        if conditions.any(|condition| condition.type_ == "FailoverSafe" && condition.reason == "NoLog") {
+            let has_segments = |name: &String| self.copies.get(name).is_some_and(|copy| copy.segments != 0);
+            let found = self.orphans().map(member).find(has_segments);
+            assert!(found.is_none(), "a group may be deleted with what is on the claim of {found:?}");
+        }
+    }
+
+    /// Claims of members that have no pods.
+    fn orphans(&self) -> impl Iterator<Item = &Owned> {
+        let has_pod = move |name: &str| self.observed.backups.iter().any(|pod| pod.name_any() == name);
+        let claims = self.observed.objects.iter().filter(|owned| owned.kind == Kind::Claim);
+        claims.filter(move |owned| !has_pod(&member(owned)))
+    }
+
     /// What must hold of every plan.
     fn check(&self, plan: &Plan) {
+        self.check_deletion(plan);
         let holders = self.holders();
         // A group that hibernates lets all go at a time, with or without their set.
         let deleted: BTreeSet<&str> = plan
@@ -770,6 +792,14 @@ impl World {
                     self.observed.objects.push(made.clone());
                 }
                 return altered(&written.object, &made.object).is_none();
+            }
+            Action::OwnClaim { name, owned, .. } => {
+                let mut claims = self.observed.objects.iter_mut().filter(|other| other.kind == Kind::Claim);
+                let found = claims.find(|claim| claim.object.name_any() == *name).unwrap();
+                let made = claim(&self.observed.group, self.observed.server, &member(found)).unwrap();
+                let owners = made.object.metadata.owner_references;
+                found.object.metadata.owner_references = if *owned { owners } else { None };
+                return true;
             }
             Action::Remove(object) => {
                 self.asked.take_if(|_| object.kind == Kind::DisruptionBudget);
@@ -983,6 +1013,11 @@ impl World {
     }
 }
 
+/// Whose claim this is.
+fn member(claim: &Owned) -> String {
+    claim.object.name_any().strip_suffix(CLAIM_SUFFIX).unwrap().to_owned()
+}
+
 fn run(pod: &mut serde_json::Value, ready: bool) {
     let ready = if ready { "True" } else { "False" };
     pod["status"] = json!({
@@ -1084,6 +1119,9 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         if begin.hibernates == Some(round) {
             world.observed.app.clear();
         }
+        if begin.emptied == Some(round) {
+            world.observed.group.status = None;
+        }
         world.leave_alone(begin, round);
         let is_cut_off = |(_, from): &(usize, u32)| (*from..from + CUT_OFF_ROUNDS).contains(&round);
         world.cut_off = begin.cut_off.filter(is_cut_off).map(|(index, _)| format!("orders-backup-p{index}"));
@@ -1102,6 +1140,7 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         let more_happens = begin.recreated && round < 8
             || begin.restarts.is_some_and(|at| round <= at)
             || begin.hibernates.is_some_and(|at| round <= at)
+            || begin.emptied.is_some_and(|at| round <= at)
             || begin.drained && round <= begin.drained_from
             || begin.left_alone.is_some_and(|(from, _)| round <= from + 3)
             || begin.cut_off.is_some_and(|(_, from)| round <= from + CUT_OFF_ROUNDS)
@@ -1111,6 +1150,10 @@ fn play(begin: &Begin) -> Result<(), TestCaseError> {
         if quiet > 6 || begin.refuses && round > 40 {
             break;
         }
+    }
+    if begin.emptied.is_some() {
+        let owned = world.orphans().find(|claim| claim.object.metadata.owner_references.is_some());
+        prop_assert!(owned.is_none(), "the group takes along a claim that may be all that is left: {:?}", owned);
     }
     // Where there are nodes enough for one to move, everything is as it should be at the end.
     let at_start = World::new(begin);
@@ -1190,6 +1233,17 @@ proptest! {
     fn plans_are_safe_and_reach_a_steady_state(begin in begin()) {
         play(&begin)?;
     }
+
+    #[test]
+    fn a_group_without_its_status_keeps_its_claims(begin in begin().prop_map(asleep_and_emptied)) {
+        play(&begin)?;
+    }
+}
+
+/// Worlds in which a group hibernates on its claims, and then loses its status.
+fn asleep_and_emptied(begin: Begin) -> Begin {
+    let disks = Begin { claims: true, unclaimed: false, went_back: false, ..begin };
+    Begin { hibernates: Some(0), emptied: Some(8), ..disks }
 }
 
 /// Worlds in which nothing else could hold up a drain.
@@ -1263,7 +1317,7 @@ fn rolling_and_late(begin: Begin) -> Begin {
 fn planted_bugs_are_found() {
     const WITHIN: u32 = 500;
     type Kind = fn(Begin) -> Begin;
-    let kinds: [(Bug, Kind); 18] = [
+    let kinds: [(Bug, Kind); 19] = [
         (Bug::ClaimGoesWithPod, |begin| Begin { claims: true, ..begin }),
         (Bug::CordonIsDrain, |begin| begin),
         (Bug::EvictsUnready, |begin| Begin { drained: true, ..begin }),
@@ -1296,6 +1350,7 @@ fn planted_bugs_are_found() {
             Begin { pods, went_back: true, claims: false, hibernates: None, forgotten: false, ..begin }
         }),
         (Bug::HibernatesUnclaimed, |begin| Begin { claims: true, hibernates: Some(0), unclaimed: true, ..begin }),
+        (Bug::ForgetsClaims, asleep_and_emptied),
     ];
     for (bug, kind) in kinds {
         let config = ProptestConfig {

@@ -181,6 +181,9 @@ struct Claim {
     /// It is deleted with the group, even if the spec now says otherwise.
     #[serde(default)]
     owned: bool,
+    /// It outlives the group, even if the spec now says otherwise.
+    #[serde(default)]
+    unowned: bool,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -384,6 +387,9 @@ fn claim_of(given: &Claim, observed: &Observed) -> Owned {
     if given.owned {
         let owner = json!({"apiVersion": "v1", "kind": "ReplicaGroup", "name": "orders", "uid": UID});
         metadata.owner_references = Some(vec![serde_json::from_value(owner).unwrap()]);
+    }
+    if given.unowned {
+        metadata.owner_references = None;
     }
     if given.attempt > 0 {
         claim.object.annotations_mut().insert(ANNOTATION_ATTEMPT.to_owned(), given.attempt.to_string());

@@ -22,6 +22,7 @@ condition! {
 pub(crate) enum FailoverSafe {
     NoLog,
     ConfigStoreEmpty,
+    ClaimsUnread(String),
     Fenced,
     NoCopy,
     NoStandby,
@@ -44,6 +45,9 @@ impl fmt::Display for FailoverSafe {
             FailoverSafe::NoLog => f.write_str("there is no log yet"),
             FailoverSafe::ConfigStoreEmpty => {
                 f.write_str("there is a log, and status.log is empty: nobody takes over until it is put back")
+            }
+            FailoverSafe::ClaimsUnread(claims) => {
+                write!(f, "status.log is empty, and nobody has reported yet what is on {claims}")
             }
             FailoverSafe::Fenced => f.write_str("nobody takes over while the group is fenced"),
             FailoverSafe::NoCopy => {
