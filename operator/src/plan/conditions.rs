@@ -59,11 +59,15 @@ pub(crate) fn all(
     conditions
 }
 
-/// The conditions of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was.
+/// The conditions of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was. But whether there
+/// is a log may have to be known before the spec is right: the group may be deleted.
 pub(crate) fn invalid(state: &GroupState<'_>, problems: &str) -> Vec<Condition> {
     let mut status = state.before().cloned().unwrap_or_default();
     replace(&mut status, state.observed, &Ready::InvalidSpec(problems.to_owned()));
     replace(&mut status, state.observed, &Progressing::InvalidSpec(problems.to_owned()));
+    if state.observed.log().is_none() {
+        replace(&mut status, state.observed, &without_log(state));
+    }
     status.conditions
 }
 
@@ -252,7 +256,8 @@ fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
     }
 }
 
-/// Where the config store knows of no log.
+/// Where the config store knows of no log. The API server lets a group be deleted without confirmation if the answer is `NoLog`, so
+/// that has to be shown: see docs/decisions/0033-deletion-by-admission-policy.md.
 fn without_log(state: &GroupState<'_>) -> FailoverSafe {
     if config_store_empty(state).is_some() {
         return FailoverSafe::ConfigStoreEmpty;
