@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{documents, lost, top};
 use serde::Deserialize;
 use serde_json::Value;
-use tailwind_crds::names::{ANNOTATION_DELETE_DEFINITION, ANNOTATION_DELETE_LOG};
+use tailwind_crds::names::{ANNOTATION_DELETE_DEFINITION, ANNOTATION_DELETE_LOG, ANNOTATION_OPERATOR};
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
 fn read(path: &str) -> String {
@@ -299,15 +299,17 @@ fn the_definition_is_deleted_only_on_confirmation() {
 }
 
 /// The expression by which the API server decides: see decision 33.
+fn deletion_is_allowed(group: Value, namespace: Value) -> bool {
+    let expression = cel::Program::compile(&read("charts/tailwind/files/deletion.cel")).unwrap();
+    let mut context = cel::Context::default();
+    context.add_variable("oldObject", group).unwrap();
+    context.add_variable("namespaceObject", namespace).unwrap();
+    expression.execute(&context).unwrap() == cel::Value::Bool(true)
+}
+
 #[test]
 fn a_log_is_deleted_only_on_confirmation() {
-    let expression = cel::Program::compile(&read("charts/tailwind/files/deletion.cel")).unwrap();
-    let allows = |group: Value, namespace: Value| {
-        let mut context = cel::Context::default();
-        context.add_variable("oldObject", group).unwrap();
-        context.add_variable("namespaceObject", namespace).unwrap();
-        expression.execute(&context).unwrap() == cel::Value::Bool(true)
-    };
+    let allows = deletion_is_allowed;
     let group = |annotations: Value, status: Value| {
         let mut group = serde_json::json!({"metadata": {"name": "orders"}, "spec": {}});
         for (part, value) in [("/metadata/annotations", annotations), ("/status", status)] {
@@ -340,4 +342,35 @@ fn a_log_is_deleted_only_on_confirmation() {
     let ending = serde_json::json!({"metadata": {"name": "shop", "deletionTimestamp": "2026-06-01T11:59:00Z"}});
     assert!(allows(group(Value::Null, emptied()), ending.clone()), "its namespace goes");
     assert!(allows(group(Value::Null, log()), ending), "its namespace goes");
+}
+
+/// A status that is missing shows nothing: it may have been emptied, or the group restored without it. If no operator has recorded
+/// itself in the group, none has ever written one.
+#[test]
+fn a_group_without_a_status_is_deleted_only_if_it_never_had_one() {
+    let allows = |is_recorded: bool, hibernate: bool, status: Value| {
+        let mut group = serde_json::json!({"metadata": {"name": "orders"}, "spec": {"hibernate": hibernate}});
+        if is_recorded {
+            group["metadata"]["annotations"] = serde_json::json!({ANNOTATION_OPERATOR: "tailwind-system/tailwind"});
+        }
+        if !status.is_null() {
+            group["status"] = status;
+        }
+        deletion_is_allowed(group, serde_json::json!({"metadata": {"name": "shop"}}))
+    };
+    assert!(allows(false, false, Value::Null), "no operator has seen it");
+    assert!(!allows(false, true, Value::Null), "its log is on claims, if it has one");
+    for status in [Value::Null, serde_json::json!({}), serde_json::json!({"phase": "Invalid"})] {
+        for hibernate in [false, true] {
+            assert!(!allows(true, hibernate, status.clone()), "an operator had written more: {status}");
+        }
+    }
+    let failover_safe = |reason: &str| {
+        let condition = serde_json::json!({"type": "FailoverSafe", "status": "False", "reason": reason});
+        serde_json::json!({"phase": "Hibernated", "conditions": [condition]})
+    };
+    for hibernate in [false, true] {
+        assert!(allows(true, hibernate, failover_safe("NoLog")), "the operator has looked, also for claims");
+        assert!(!allows(true, hibernate, failover_safe("ClaimsUnread")));
+    }
 }

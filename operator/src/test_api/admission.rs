@@ -108,16 +108,23 @@ mod tests {
     use serde::Deserialize;
     use tailwind_crds::names::{ANNOTATION_DELETE_DEFINITION, ANNOTATION_DELETE_LOG};
 
-    use super::super::shop::{GROUPS, ORDERS, Shop};
+    use super::super::shop::{CLAIMS, GROUPS, ORDERS, PODS, Shop};
     use super::*;
 
     const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
     const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     const DEFINITION: &str = "replicagroups.replication.tailwind.dev";
 
-    /// A shop with a log, in a cluster in which Tailwind is installed: with the chart's policies as they are rendered.
+    /// A shop with a log, in a cluster in which Tailwind is installed.
     async fn installed() -> Shop {
         let shop = Shop::with_backups(json!({})).await;
+        install(&shop);
+        shop.write_log(&shop.backups()).await;
+        shop
+    }
+
+    /// Creates the chart's policies as they are rendered.
+    fn install(shop: &Shop) {
         let manifest =
             std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/install.yaml")).unwrap();
         let documents = serde_yaml::Deserializer::from_str(&manifest);
@@ -133,8 +140,11 @@ mod tests {
             kinds.push(collection);
         }
         assert_eq!(kinds.len(), 5, "{kinds:?}");
-        shop.write_log(&shop.backups()).await;
-        shop
+    }
+
+    /// By hand, or by a tool that restores objects without their status.
+    fn empty_status(shop: &Shop) {
+        shop.cluster.change(ORDERS, &json!({"status": null}));
     }
 
     fn annotate(shop: &Shop, path: &str, annotation: &str, value: &str) {
@@ -170,6 +180,46 @@ mod tests {
         }
         shop.cluster.create(DEFINITIONS, &json!({"metadata": {"name": "orders.shop.example.com"}}));
         assert_eq!(shop.cluster.delete(&format!("{DEFINITIONS}/orders.shop.example.com")).0, 200);
+    }
+
+    /// Only the operator knows that there is none. Until it has looked there may be one.
+    #[tokio::test]
+    async fn a_group_without_a_log_is_deleted_at_once_when_its_status_says_so() {
+        let shop = Shop::with_backups(json!({})).await;
+        install(&shop);
+        empty_status(&shop);
+        assert_eq!(shop.cluster.delete(ORDERS).0, 403);
+        shop.reconcile().await;
+        assert_eq!(shop.cluster.delete(ORDERS).0, 200);
+    }
+
+    /// No pod reports the log: the claims alone show that there may be one.
+    #[tokio::test]
+    async fn a_group_that_hibernates_is_protected_without_its_status() {
+        let claim = json!({"size": "20Gi", "whenRemoved": "Delete"});
+        let spec = json!({"backups": 2, "durability": "Flushed", "flushVolume": {"claim": claim}});
+        let shop = Shop::with_backups(spec).await;
+        install(&shop);
+        shop.write_log(&shop.backups()).await;
+        shop.cluster.delete(&format!("{PODS}/app-0"));
+        shop.cluster.stop_deleted_pods();
+        shop.cluster.change(ORDERS, &json!({"spec": {"hibernate": true}}));
+        shop.reconcile().await;
+        shop.cluster.stop_deleted_pods();
+        assert!(shop.backups().is_empty());
+        let claims = shop.cluster.names(CLAIMS);
+        for hibernate in [true, false] {
+            shop.cluster.change(ORDERS, &json!({"spec": {"hibernate": hibernate}}));
+            empty_status(&shop);
+            assert_eq!(shop.cluster.delete(ORDERS).0, 403, "before the operator looks: {hibernate}");
+            shop.reconcile().await;
+            assert_eq!(shop.cluster.delete(ORDERS).0, 403, "after it has looked: {hibernate}");
+        }
+        annotate(&shop, ORDERS, ANNOTATION_DELETE_LOG, "orders");
+        assert_eq!(shop.cluster.delete(ORDERS).0, 200);
+        shop.cluster.stop_deleted_pods();
+        assert!(!shop.cluster.has(ORDERS) && shop.backups().is_empty());
+        assert_eq!((claims.len(), shop.cluster.names(CLAIMS)), (2, claims), "nobody has said what is on them");
     }
 
     #[tokio::test]
