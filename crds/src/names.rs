@@ -71,7 +71,13 @@ listed! { GATES:
     pub const GATE_CAUGHT_UP: &str = "replication.tailwind.dev/caught-up";
 }
 
-/// Reason of that gate's condition for a pod that was in the member set and has left it. For one that was never in it, it is
+listed! { CONDITIONS:
+    /// Condition of backup pods, by the operator: True from the moment before it deletes the pod. False once an operator has looked
+    /// again, since when no deletion from before can succeed.
+    pub const CONDITION_LEAVING: &str = "replication.tailwind.dev/leaving";
+}
+
+/// Reason of the gate's condition for a pod that was in the member set and has left it. For one that was never in it, it is
 /// another.
 pub const LEFT_THE_SET: &str = "LeftTheSet";
 

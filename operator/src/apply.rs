@@ -4,6 +4,7 @@
 //! written, but for what [follows](Action::follows) it; what has failed is written there.
 
 mod definition;
+pub(crate) mod leaving;
 mod recheck;
 
 use std::fmt::Debug;
@@ -176,14 +177,20 @@ impl<'a> Executor<'a> {
             Action::Create(pod) => create(&self.pods, &**pod, stored::lost_of_pod, doing).await?,
             Action::Delete(removal) => {
                 recheck::still_claimed(&self.api_of(Kind::Claim), self.observed, &removal.licence, doing).await?;
+                // Before the others are looked at: of two removals that rest on each other, one sees the mark of the other.
+                let leaver = leaving::announce(&self.pods, removal, self.observed.now).await.doing(doing)?;
                 let apis = (&self.api_of(Kind::DisruptionBudget), &self.pods);
                 recheck::still_held(&self.context.prober, apis, self.observed, removal, doing).await?;
                 // Last, since a member that the primary has let go does not know it, and reports what it did before.
                 recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 let delete_pod = async |dry_run: bool| {
-                    let Some(uid) = &removal.pod else { return Ok(()) };
-                    let params = DeleteParams { dry_run, ..of_uid(Some(uid.clone())) };
-                    gone(self.pods.delete(&removal.name, &params).await.map(drop))
+                    let Some(preconditions) = leaver.clone() else { return Ok(()) };
+                    let preconditions = Some(preconditions);
+                    let params = DeleteParams { dry_run, preconditions, ..DeleteParams::default() };
+                    match self.pods.delete(&removal.name, &params).await {
+                        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+                        deleted => deleted.map(drop),
+                    }
                 };
                 // The claim first: it goes when its pod has gone, and no other pod takes it up in between. But it stays the
                 // group's while its pod may not be deleted.

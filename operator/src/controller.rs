@@ -322,6 +322,9 @@ mod tests {
                     group["metadata"]["resourceVersion"] = json!((calls.len() + 100).to_string());
                     (200, group.clone())
                 }
+                "PATCH" if path.ends_with("/pods/leaves/status") => {
+                    (200, json!({"metadata": {"name": "leaves", "uid": "1", "resourceVersion": "1"}}))
+                }
                 "GET" if path.ends_with("/replicagroups/orders") => (200, group.clone()),
                 "GET" if path.ends_with("/pods") => (200, json!({"metadata": {}, "items": []})),
                 // An image policy refuses this one.

@@ -17,12 +17,13 @@ use tailwind_crds::names::{
     LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS, backup_secret, ca_secret, reader_secret, sidecar_secret,
 };
 
+use crate::apply::leaving::call_off;
 use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::installation::Ownership;
 use crate::objects::{Kind, Owned, flush, is_owned};
-use crate::observed::{Certificates, Observed, has_ended, is_healthy, is_running, is_true};
+use crate::observed::{Certificates, Observed, has_ended, is_healthy, is_leaving, is_running, is_true};
 use crate::plan::READERS_SHOWN_MAX;
 use crate::probe::is_running_unready;
 use crate::secrets;
@@ -63,12 +64,17 @@ struct Seen {
 }
 
 /// A group as watches show it. Nothing if they do not, if it cannot be read, or if the last look at the API server was before
-/// the last change that wakes the group, or long ago: secrets may not be watched, and a watch may have missed something.
+/// the last change that wakes the group, or long ago: secrets may not be watched, and a watch may have missed something. Nor while a
+/// deletion may be on its way.
 pub(crate) async fn glance(context: &Context, at: &GroupRef) -> Option<Box<Observed>> {
     let group = context.cache.groups.get(at)?.0.clone().ok()?;
     let (namespace, name) = (at.namespace.as_deref()?, at.name.as_str());
     let certificates = context.last_looks.certificates(at, digest_of(&group), Instant::now())?;
     let pods = context.cache.pods_of(namespace, name);
+    let [backups, ..] = &pods;
+    if backups.iter().any(|pod| is_leaving(pod) && is_owned(&group, &pod.metadata)) {
+        return None;
+    }
     let objects = context.cache.objects_of(namespace, name);
     Some(complete(context, Seen { group, pods, objects, certificates }).await)
 }
@@ -107,6 +113,7 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
     );
     let claims = claims(context, &group, namespace, name).await;
     let backups = backups.doing(|| "list backup pods".to_owned())?.items;
+    let backups = call_off(&pods, &group, backups, Timestamp::now() + context.clock.ahead()).await?;
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
     let readers = readers.doing(|| "list the pods that read".to_owned())?.items;
     let (certificates, mut objects) = (certificates?, objects?);

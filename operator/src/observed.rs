@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
-use tailwind_crds::names::{FINALIZER, SIDECAR_CONTAINER};
+use tailwind_crds::names::{CONDITION_LEAVING, FINALIZER, SIDECAR_CONTAINER};
 use tailwind_crds::{LogStatus, ReplicaGroup};
 use tailwind_report::Positions;
 use tailwind_report::readiness::Unready;
@@ -118,6 +118,11 @@ pub(crate) fn is_healthy(pod: &Pod) -> bool {
 pub(crate) fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Whether an operator was about to delete the pod: the deletion may still be on its way.
+pub(crate) fn is_leaving(pod: &Pod) -> bool {
+    is_true(pod, CONDITION_LEAVING) && pod.metadata.deletion_timestamp.is_none()
 }
 
 /// Whether the pod's containers have been started and not all have ended.

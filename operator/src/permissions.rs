@@ -70,7 +70,13 @@ pub const PERMISSIONS: &[Permission] = &[
         &["create", "delete", "patch"],
         "creates and deletes backup pods; labels the primary's pod",
     ),
-    allow(Scope::Groups, "", "pods/status", &["patch"], "sets the readiness gate of backup pods"),
+    allow(
+        Scope::Groups,
+        "",
+        "pods/status",
+        &["patch"],
+        "sets the readiness gate of backup pods, and says on one that it is about to be deleted",
+    ),
     allow(
         Scope::Cluster,
         "",

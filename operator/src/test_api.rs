@@ -10,6 +10,7 @@ mod endpoints;
 mod eviction;
 mod holders;
 mod kubelet;
+mod late;
 mod shop;
 mod unreadable;
 

@@ -108,6 +108,7 @@ fn keys() -> String {
         ("label", names::LABELS),
         ("annotation", names::ANNOTATIONS),
         ("readiness gate", names::GATES),
+        ("pod condition", names::CONDITIONS),
         ("finalizer", names::FINALIZERS),
     ] {
         for (key, about) in keys {

@@ -20,7 +20,7 @@ use super::group_state::GroupState;
 use super::removal::Removal;
 use super::trouble::{NoReport, quarantined};
 use crate::objects::claim::MemberClaim;
-use crate::observed::{Observed, has_ended, is_true};
+use crate::observed::{Observed, has_ended, is_leaving, is_true};
 use crate::planted::{self, Bug};
 
 /// Leave to remove a pod, and what shows that it may go.
@@ -229,6 +229,7 @@ impl Look {
             Some(pod) if pod.metadata.deletion_timestamp.is_some() || self.evicted.contains(name) => {
                 Err(NotWhole::Leaves)
             }
+            Some(pod) if is_leaving(pod) => Err(NotWhole::Leaves),
             Some(pod) if self.unobserved && !is_true(pod, "Ready") && !planted::has(Bug::TrustsUnobserved) => {
                 Err(NotWhole::Evictable)
             }

@@ -90,6 +90,8 @@ pub(super) struct Objects {
     put_off: Option<(String, (String, Value))>,
     /// The resource whose deletions a webhook with side effects is asked about.
     untried: Option<String>,
+    /// The object whose next deletion takes its time; and with what options it was asked for, once it was.
+    delayed: Option<(String, Option<Value>)>,
 }
 
 /// A cluster. Clones are the same one.
@@ -111,6 +113,14 @@ impl Cluster {
     /// A request of any client: status code and body of its answer.
     pub(super) fn request(&self, method: &Method, path: &str, query: &str, body: &Value) -> (u16, Value) {
         let mut objects = self.0.lock().unwrap();
+        let is_deletion = method == Method::DELETE && body["dryRun"].is_null();
+        if let Some((object, options @ None)) = &mut objects.delayed
+            && is_deletion
+            && object == path
+        {
+            *options = Some(body.clone());
+            return failure(504, "Timeout");
+        }
         let is_put_off = |(object, _): &mut (String, _)| method == Method::DELETE && object == path;
         let answer = match objects.put_off.take_if(is_put_off) {
             // <https://kubernetes.io/docs/concepts/cluster-administration/flow-control/>
@@ -127,6 +137,17 @@ impl Cluster {
     /// The API server has too much to do for the next deletion of this object, and says so. By then a user has made a change.
     pub(super) fn put_off_deletion(&self, object: &str, (changed, patch): (&str, Value)) {
         self.0.lock().unwrap().put_off = Some((object.to_owned(), (changed.to_owned(), patch)));
+    }
+
+    /// The next deletion of this object is on its way for so long that its sender gives up.
+    pub(super) fn delay_deletion(&self, object: &str) {
+        self.0.lock().unwrap().delayed = Some((object.to_owned(), None));
+    }
+
+    /// It arrives after all.
+    pub(super) fn deliver_deletion(&self) -> (u16, Value) {
+        let (object, options) = self.0.lock().unwrap().delayed.take().unwrap();
+        self.request(&Method::DELETE, &object, "", &options.unwrap())
     }
 
     /// Deletions of this resource cannot be tried: a webhook that may have side effects is asked about them.
@@ -345,6 +366,10 @@ impl Objects {
         // <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/delete-options/>
         let uid = options["preconditions"]["uid"].as_str();
         if uid.is_some_and(|uid| old["metadata"]["uid"] != uid) {
+            return failure(409, "Conflict");
+        }
+        let version = options["preconditions"]["resourceVersion"].as_str();
+        if version.is_some_and(|version| old["metadata"]["resourceVersion"] != version) {
             return failure(409, "Conflict");
         }
         let is_trial = !options["dryRun"].is_null();
