@@ -71,6 +71,37 @@ lint() {
         e2e/cluster/helm lint "$CHART" --namespace "$NAMESPACE" --values "$values"
         e2e/cluster/helm template tailwind "$CHART" --namespace "$NAMESPACE" --values "$values" >/dev/null
     done
+    keep_apart
+}
+
+# No two releases have a cluster-wide object of one name, however their own names and namespaces are put together.
+keep_apart() {
+    local names shared
+    say 'compare the names of several releases'
+    names=$(render_releases a-b/c a/b-c a/c "$NAMESPACE"/a-b-c "$NAMESPACE"/a.c)
+    [ "$(grep -c MutatingWebhookConfiguration <<<"$names")" -eq 5 ] || stop 'releases lack cluster-wide objects'
+    # There is one definition for all.
+    shared=$(grep -v CustomResourceDefinition <<<"$names" | sort | uniq -d)
+    [ -z "$shared" ] || stop "several releases have: $shared"
+}
+
+# render_releases NAMESPACE/NAME...: their cluster-wide objects.
+render_releases() {
+    local release
+    for release in "$@"; do
+        e2e/cluster/helm template "${release#*/}" "$CHART" --namespace "${release%/*}" | cluster_wide
+    done
+}
+
+# Kind and name of each rendered object that has no namespace.
+cluster_wide() {
+    awk '
+        function tell() { if (kind != "" && !namespaced) print kind, name; kind = name = ""; namespaced = 0 }
+        /^---/ { tell() }
+        /^kind: / { kind = $2 }
+        /^  name: / && name == "" { name = $2 }
+        /^  namespace: / { namespaced = 1 }
+        END { tell() }'
 }
 
 # What is there now and what would be written, as far as it is written yet.

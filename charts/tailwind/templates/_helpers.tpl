@@ -20,10 +20,12 @@
 {{- printf "%s-operator" (include "tailwind.fullname" .) -}}
 {{- end -}}
 
-{{/* Names of cluster-wide objects: releases of the same name in different namespaces must not share them. */}}
+{{/* Names of cluster-wide objects: no two releases may share them. A namespace has no dot, so the first dot ends the namespace; a
+name without one is of the usual namespace. */}}
 {{- define "tailwind.clusterName" -}}
 {{- $name := include "tailwind.operator" . -}}
-{{- if eq .Release.Namespace "tailwind-system" -}}{{ $name }}{{- else -}}{{ .Release.Namespace }}-{{ $name }}{{- end -}}
+{{- $short := and (eq .Release.Namespace "tailwind-system") (not (contains "." $name)) -}}
+{{- if $short -}}{{ $name }}{{- else -}}{{ .Release.Namespace }}.{{ $name }}{{- end -}}
 {{- end -}}
 
 {{- define "tailwind.webhook" -}}
