@@ -5,7 +5,13 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Thousandths of a unit. Nothing that is no quantity reaches this from an API server; it counts as nothing.
+/// Whether it is one. Its type takes any text.
+pub fn is_valid(quantity: &Quantity) -> bool {
+    parse(&quantity.0).is_some()
+}
+
+/// Thousandths of a unit. What is no quantity counts as nothing: API servers keep it from most objects, and
+/// [`validity`](crate::plan) reports it in the spec of a group.
 pub fn milli(quantity: &Quantity) -> i128 {
     parse(&quantity.0).unwrap_or(0)
 }
@@ -23,7 +29,6 @@ pub fn bytes(bytes: u64) -> Quantity {
 }
 
 fn parse(text: &str) -> Option<i128> {
-    let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-'))).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -77,6 +82,18 @@ mod tests {
             ("nothing", 0),
         ] {
             assert_eq!(milli(&Quantity(text.to_owned())), thousandths, "{text}");
+        }
+    }
+
+    /// As the pattern of the definition has it: `crds/tests/crds/rules.rs`.
+    #[test]
+    fn other_texts_are_no_quantities() {
+        let is_valid = |text: &str| is_valid(&Quantity(text.to_owned()));
+        for good in ["0", "8Gi", "500m", "0.5", ".5", "1.", "1e3", "1E-3", "3E", "2Ei", "100n", "1024", "+1", "-1"] {
+            assert!(is_valid(good), "{good}");
+        }
+        for bad in ["", "1GB", "8 Gi", " 8Gi", "8gi", "Gi", "8K", "1e", "1.2.3", "1-2", "lots"] {
+            assert!(!is_valid(bad), "{bad}");
         }
     }
 

@@ -4,8 +4,10 @@
 
 use std::fmt;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use strum::EnumIter;
+use tailwind_crds::ReplicaGroupSpec;
 use tailwind_crds::names::ANNOTATION_SHAPE;
 
 use crate::objects::flush;
@@ -17,6 +19,7 @@ use crate::quantity;
 #[derive(Clone, Debug, PartialEq, Eq, EnumIter)]
 pub(crate) enum Problem {
     BreaksRule(String),
+    NoQuantity { field: String, text: String },
     ShapeChanged { now: String, before: String },
     NoResourceClaims(String),
     FlushVolumeTooSmall { has: String, needs: String },
@@ -26,6 +29,9 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Problem::BreaksRule(rule) => rule.fmt(f),
+            Problem::NoQuantity { field, text } => {
+                write!(f, "{field} is {text:?}, which is no quantity: write one such as 500m, 64Mi or 2Gi")
+            }
             Problem::ShapeChanged { now, before } => write!(
                 f,
                 "durability, transport and segmentSize cannot be changed: they are {now}, and the log was created \
@@ -50,6 +56,14 @@ pub(crate) fn problems(observed: &Observed) -> Vec<Problem> {
     let (spec, server) = (&observed.group.spec, observed.server);
     let rules = tailwind_crds::problems(&observed.group, None);
     let mut problems: Vec<Problem> = rules.into_iter().map(Problem::BreaksRule).collect();
+    // Some servers do not check the pattern of a field that takes numbers and texts, and none has checked what was stored before.
+    let wrong: Vec<Problem> = quantities(spec)
+        .into_iter()
+        .filter(|(_, quantity)| !quantity::is_valid(quantity))
+        .map(|(field, Quantity(text))| Problem::NoQuantity { field, text: text.clone() })
+        .collect();
+    let are_quantities = wrong.is_empty();
+    problems.extend(wrong);
     // Servers without CEL let anybody change what cannot be changed; the pods remember what it was.
     let now = shape(spec);
     let mut shapes = observed.backups.iter().filter_map(|pod| pod.annotations().get(ANNOTATION_SHAPE));
@@ -61,10 +75,67 @@ pub(crate) fn problems(observed: &Observed) -> Vec<Problem> {
         problems.push(Problem::NoResourceClaims(server.to_string()));
     }
     let needs = flush::volume_bytes_min(spec);
-    if let Some(has) = flush::volume_bytes(spec).filter(|has| *has < needs) {
+    if let Some(has) = flush::volume_bytes(spec).filter(|has| are_quantities && *has < needs) {
         let needs = needs.next_multiple_of(1 << 20);
         let [has, needs] = [has, needs].map(|bytes| quantity::bytes(bytes).0);
         problems.push(Problem::FlushVolumeTooSmall { has, needs });
     }
     problems
+}
+
+/// The quantities of a spec, each with its field.
+fn quantities(spec: &ReplicaGroupSpec) -> Vec<(String, &Quantity)> {
+    let volume = spec.flush_volume.as_ref();
+    let size = flush::claim(spec).map(|claim| &claim.size);
+    let limit = volume.and_then(|volume| volume.empty_dir_size_limit.as_ref());
+    let of_volume = [("flushVolume.claim.size", size), ("flushVolume.emptyDirSizeLimit", limit)];
+    let mut all: Vec<(String, &Quantity)> =
+        of_volume.into_iter().filter_map(|(field, quantity)| Some((field.to_owned(), quantity?))).collect();
+    for (field, given) in [("backupResources", &spec.backup_resources), ("sidecarResources", &spec.sidecar_resources)] {
+        let Some(given) = given else { continue };
+        for (side, amounts) in [("limits", &given.limits), ("requests", &given.requests)] {
+            let named = amounts.iter().flatten();
+            all.extend(named.map(|(resource, amount)| (format!("{field}.{side}.{resource}"), amount)));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The fields of a schema that take quantities.
+    fn of_schema(schema: &Value, field: &str, found: &mut Vec<String>) {
+        if schema["x-kubernetes-int-or-string"] == true {
+            found.push(field.to_owned());
+        }
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            of_schema(schema, &format!("{field}.{name}"), found);
+        }
+        if schema["additionalProperties"].is_object() {
+            of_schema(&schema["additionalProperties"], &format!("{field}.memory"), found);
+        }
+    }
+
+    #[test]
+    fn every_quantity_of_a_spec_is_checked() {
+        let amounts = json!({"limits": {"memory": "lots"}, "requests": {"memory": "lots"}});
+        let spec: ReplicaGroupSpec = serde_json::from_value(json!({
+            "flushVolume": {"claim": {"size": "lots"}, "emptyDirSizeLimit": "lots"},
+            "backupResources": amounts,
+            "sidecarResources": amounts,
+        }))
+        .unwrap();
+        let mut checked: Vec<String> = quantities(&spec).into_iter().map(|(field, _)| format!(".{field}")).collect();
+        let definition = serde_json::to_value(tailwind_crds::typed_definition()).unwrap();
+        let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+        let mut fields = Vec::new();
+        of_schema(definition.pointer(schema).unwrap(), "", &mut fields);
+        checked.sort();
+        fields.sort();
+        assert_eq!(checked, fields);
+    }
 }
