@@ -30,8 +30,9 @@ const EXIT: &str = "\
 | 75 | `tailwind-exec` alone: the role was lost; start it again |
 | 128 + N | `tailwind-exec` alone: signal N ended the program. Otherwise its code is that of the program |
 
-A process that must not continue, because what it would do next might be wrong, aborts (`SIGABRT`);
-shells show this as 134.
+Commands that only ask, such as `barrier` and `status`, do not catch SIGTERM and SIGINT: shells show
+143 and 130. A process that must not continue, because what it would do next might be wrong, aborts
+(`SIGABRT`); shells show this as 134.
 ";
 
 /// In place of a command: the program without one.

@@ -11,9 +11,11 @@ use clap::ValueEnum;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[repr(u8)]
 pub enum Exit {
-    /// Success, or a clean stop by SIGTERM or SIGINT. Also if the reader of the output closes it, as `head` does
+    /// Success, or a clean stop of a sidecar, backup, operator or top by SIGTERM or SIGINT. Also if the reader of the output closes
+    /// it, as `head` does
     Success = 0,
-    /// Something failed; standard error says what, and what to do
+    /// Something failed, or SIGTERM or SIGINT has ended append, read, tail or follow before the end; standard error says what, and
+    /// what to do
     Failure = 1,
     /// The command line or a variable is wrong: nothing was done
     Usage = 2,

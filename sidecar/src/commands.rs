@@ -1,8 +1,8 @@
 //! The command line for people: append to a group's log, read it, ask about it, and look into its files.
 //!
 //! Called by `main`; calls the blocking client of [`tailwind_client`], no runtime. [`target`] finds the sidecar to talk to,
-//! `notice` says what it waits for, [`framing`] is how records look in files and pipes; then one module for each command. Results go to standard output,
-//! everything else to standard error.
+//! `notice` says what it waits for, `interruption` takes the signals that end a command, [`framing`] is how records look in files and
+//! pipes; then one module for each command. Results go to standard output, everything else to standard error.
 
 pub mod append;
 pub mod ask;
@@ -10,6 +10,7 @@ pub mod completions;
 pub mod doctor;
 pub mod follow;
 pub mod framing;
+mod interruption;
 mod notice;
 pub mod quarantine;
 pub mod read;

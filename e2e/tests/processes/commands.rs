@@ -168,7 +168,7 @@ fn tail_prints_new_records() {
         assert_eq!(lines.next().unwrap(), format!("{number}\trecord {number}"));
     }
     kill_process(Pid::from_child(&tail), Signal::TERM).unwrap();
-    tail.wait().unwrap();
+    assert_eq!(tail.wait().unwrap().code(), Some(1));
     group.check_logs(&[]).unwrap();
 }
 

@@ -4,7 +4,6 @@
 //! only where both the input and the sidecar are silent. With `--reconnect` a lost primary is an episode: see
 //! `Appender::catch_up`, which follows "After a failover" in `docs/append-socket.md`.
 
-mod interruption;
 mod report;
 mod send_window;
 
@@ -26,11 +25,11 @@ use tailwind_protocol::layout::readable_size;
 use tailwind_runtime::ensure_usage;
 
 use super::framing::{InputFraming, Splitter};
+use super::interruption::{INTERRUPTED, Interruption};
 use super::notice::{Notice, why_appends_wait};
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
 use crate::options::number;
-use interruption::{INTERRUPTED, Interruption};
 use report::{LsnPrinter, Progress, aftermath, spoken, summary};
 use send_window::{Bundle, MatchedPrefix, SendWindow};
 
@@ -88,6 +87,8 @@ pub struct AppendOptions {
 
 /// Appends everything.
 pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
+    let nothing = aftermath(&SendWindow::<Ticket>::new(), options.framing.noun(), options.skip, Lsn(1));
+    let interruption = Interruption::listen("append", nothing)?;
     let (input, input_size) = open(options.file.as_deref())?;
     let primary = if options.reconnect { options.target.wait_for_primary()? } else { options.target.connect()? };
     let limits = primary.client.welcome().limits;
@@ -99,7 +100,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     );
     let lsns = LsnPrinter::new(options.print_lsn);
     let progress = Progress::new(input_size, lsns.shares_the_terminal());
-    let interruption = Interruption::listen(&primary.client)?;
+    interruption.connected(&primary.client)?;
     let flow = Arc::new(Flow::default());
     let notice = Notice::begin(flow.watch(primary.socket().to_owned()), progress.sayer());
     let mut appender = Appender {
@@ -137,7 +138,10 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
                 client.set_timeout(Some(options.target.timeout())).context("set the socket's time-out")?;
                 let _notice = Notice::of_answer("append --sync", appender.primary.socket().to_owned());
                 if let Err(error) = appender.primary.client.sync() {
-                    let why = tailwind_runtime::logging::explain(&error.into());
+                    let why = match appender.interruption.has_come() {
+                        true => INTERRUPTED.to_owned(),
+                        false => tailwind_runtime::logging::explain(&error.into()),
+                    };
                     bail!("sync: {why}\nacknowledged, and not known to be on disk: {summary}");
                 }
             }

@@ -10,7 +10,10 @@ use clap::Args;
 use tailwind_client::blocking::Client;
 use tailwind_client::{self as client, Error, FollowEvent, Lsn};
 
-use super::read::{LOOK_UP_EVERY, Output, OutputOptions, Start, WRITE, copy_tail, go_on, is_abandoned};
+use super::interruption::Interruption;
+use super::read::{
+    LOOK_UP_EVERY, Output, OutputOptions, Start, WRITE, copy_tail, finish, is_abandoned, nothing_written,
+};
 use super::target::{FIRST_OF_SOCKETS, Target, WAIT_FOR_ANY};
 use super::tell;
 
@@ -22,7 +25,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(2);
 #[command(
     after_help = "Example:\n  What a standby app does all its life:\n    tailwind-sidecar follow --wait --go-on | app\n\n\
                   Exit codes: 0 once the sidecar is primary and every acknowledged record has been written, or when the \
-                  output is closed; 1 if something failed; 2 if the command line is invalid",
+                  output is closed; 1 if something failed, or SIGINT or SIGTERM has ended it: standard error says how far \
+                  it came and how to resume; 2 if the command line is invalid",
     mut_arg("socket", |socket| socket.help(FIRST_OF_SOCKETS)),
     mut_arg("wait", |wait| wait.help(WAIT_FOR_ANY))
 )]
@@ -56,12 +60,13 @@ enum End {
 /// Follows until this sidecar is primary, or without end.
 pub fn run(options: &FollowOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
+    let interruption = Interruption::listen("follow", nothing_written(options.from))?;
     let mut client = options.target.connect_to_any()?;
     let mut next = options.from.resolve_anywhere(&mut client)?;
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
+    interruption.connected(&client)?;
     let copied = copy(options, &mut client, &mut next, &mut out);
-    out.flush().context(WRITE)?;
-    copied.with_context(|| go_on(out.written(), next))
+    finish(copied, &mut out, next, &interruption)
 }
 
 fn copy(

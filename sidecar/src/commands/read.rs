@@ -1,6 +1,7 @@
 //! `read` and `tail`: acknowledged records to standard output.
 //!
-//! What was once read never disappears in a later failover. Both end without an error when their output is closed.
+//! What was once read never disappears in a later failover. Both end without an error when their output is closed, and with one
+//! when they are interrupted.
 
 use std::fmt;
 use std::io::{self, BufWriter, StdoutLock};
@@ -16,6 +17,7 @@ use tailwind_runtime::ensure_usage;
 
 use super::counted;
 use super::framing::{OutputFraming, RecordWriter};
+use super::interruption::{Interruption, interrupted};
 use super::target::{Target, WAIT_ANYWHERE};
 use crate::options::number;
 
@@ -116,8 +118,8 @@ Examples:
   Ten records from LSN 4711 on, with their LSNs:
     tailwind-sidecar read --from 4711 --limit 10 --print-lsn
 
-Exit codes: 0 if everything has been written, or the output is closed; 1 if something failed; 2 if the \
-command line is invalid";
+Exit codes: 0 if everything has been written, or the output is closed; 1 if not: standard error says how far it \
+came and how to resume; 2 if the command line is invalid";
 
 /// Write the log's acknowledged records to standard output.
 #[derive(Args, Clone, Debug)]
@@ -145,7 +147,8 @@ pub struct ReadOptions {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Example:\n  Every new record, into a file, from the start of the sidecar on:\n    \
                   tailwind-sidecar tail --wait --from first > records.txt\n\n\
-                  Exit codes: 0 if the output is closed; 1 if something failed; 2 if the command line is invalid")]
+                  Exit codes: 0 if the output is closed; 1 if something failed, or SIGINT or SIGTERM has ended it: standard \
+                  error says how far it came and how to resume; 2 if the command line is invalid")]
 pub struct TailOptions {
     /// First record to read: an LSN (HISTORY/LSN to continue after what was written before), `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]
@@ -161,11 +164,13 @@ pub struct TailOptions {
 /// Reads what there is now.
 pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
+    let interruption = Interruption::listen("read", nothing_written(options.from))?;
     let mut client = if options.anywhere { options.target.connect_to_any()? } else { options.target.connect()?.client };
     let mut next = match options.anywhere {
         true => options.from.resolve_anywhere(&mut client)?,
         false => options.from.resolve(client.welcome()),
     };
+    interruption.connected(&client)?;
     let mut copy = || -> anyhow::Result<()> {
         let mut records = match options.anywhere {
             true => client.read_anywhere(next, options.limit)?,
@@ -178,20 +183,19 @@ pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
         Ok(())
     };
     let copied = copy();
-    // What came before a failure is as true as ever.
-    out.flush().context(WRITE)?;
-    copied.with_context(|| go_on(out.written(), next))
+    finish(copied, &mut out, next, &interruption)
 }
 
 /// Reads until it is stopped.
 pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
+    let interruption = Interruption::listen("tail", nothing_written(options.from))?;
     let mut client = options.target.connect()?.client;
     let mut next = options.from.resolve(client.welcome());
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
+    interruption.connected(&client)?;
     let copied = copy_tail(&mut client, &mut next, &mut out);
-    out.flush().context(WRITE)?;
-    copied.with_context(|| go_on(out.written(), next))
+    finish(copied, &mut out, next, &interruption)
 }
 
 /// Copies a tail from `next` on until it fails, or until nobody reads the output any more. `next` moves on with it.
@@ -225,8 +229,36 @@ pub(super) fn is_abandoned() -> bool {
         && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
+/// Ends a copy of records, after which `next` would come. What came before a failure is as true as ever.
+pub(super) fn finish(
+    copied: anyhow::Result<()>,
+    out: &mut Output,
+    next: client::Start,
+    interruption: &Interruption,
+) -> anyhow::Result<()> {
+    out.flush().context(WRITE)?;
+    match copied {
+        Err(_) if interruption.has_come() => Err(interrupted(&reached(out.written(), next))),
+        copied => copied.with_context(|| go_on(out.written(), next)),
+    }
+}
+
+/// How far a command has come that was interrupted, and how to resume.
+fn reached(written: u64, next: client::Start) -> String {
+    match written {
+        0 if next.from == Lsn(0) => nothing_written(Start::First),
+        0 => nothing_written(Start::Lsn(next.history, next.from)),
+        _ => go_on(written, next),
+    }
+}
+
+/// The same before the first record.
+pub(super) fn nothing_written(from: Start) -> String {
+    format!("written: nothing; resume with --from {from}")
+}
+
 /// What a user needs to know after a failure.
-pub(super) fn go_on(written: u64, client::Start { from, history }: client::Start) -> String {
+fn go_on(written: u64, client::Start { from, history }: client::Start) -> String {
     match written {
         0 if from == Lsn(0) => "no record was read from the first one on".to_owned(),
         0 => format!("no record was read from LSN {from} on"),
@@ -261,5 +293,15 @@ mod tests {
         assert_eq!(go_on(3, Lsn(8).into()), "written: 3 records, up to LSN 7; resume with --from 8");
         let resume = "written: 3 records, up to LSN 7; resume with --from 00000000000000ff/8";
         assert_eq!(go_on(3, (History(255), Lsn(8)).into()), resume);
+    }
+
+    #[test]
+    fn an_interrupted_read_reports_where_to_resume() {
+        assert_eq!(reached(0, Lsn(0).into()), "written: nothing; resume with --from first");
+        assert_eq!(reached(0, Lsn(5).into()), "written: nothing; resume with --from 5");
+        let resume = "written: nothing; resume with --from 00000000000000ff/5";
+        assert_eq!(reached(0, (History(255), Lsn(5)).into()), resume);
+        assert_eq!(reached(3, Lsn(8).into()), "written: 3 records, up to LSN 7; resume with --from 8");
+        assert_eq!(nothing_written(Start::End), "written: nothing; resume with --from end");
     }
 }

@@ -1,13 +1,15 @@
-//! The commands `follow` and `read --anywhere`, as a shell sees them, against a scripted sidecar: so each turn of events is
-//! chosen. With real groups they are tested in `e2e`.
+//! The commands that write records, mostly `follow` and `read --anywhere`, as a shell sees them, against a scripted sidecar: so
+//! each turn of events is chosen. With real groups they are tested in `e2e`.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tailwind_protocol::socket::{
     BEHIND_UNKNOWN, Batch, ErrorCode, FRAME_BODY_MAX, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, READ_TAIL, Request,
     Response, Role, VERSION, VERSION_MIN, Welcome, decode_request, put_batch_record,
@@ -112,6 +114,12 @@ impl Peer {
         let mut bytes = Vec::new();
         records.iter().for_each(|record| put_batch_record(&mut bytes, record.as_bytes()));
         self.send(request, Response::Records { first, records: Batch::new(records.len() as u32, &bytes).unwrap() });
+    }
+
+    /// Returns once the command has gone.
+    fn wait_for_end(&mut self) {
+        let mut bytes = [0; 4096];
+        while matches!(self.stream.read(&mut bytes), Ok(1..)) {}
     }
 
     fn lag(&mut self, request: u64, acked: u64, behind_ms: u32, stale: bool) {
@@ -354,4 +362,106 @@ fn follow_waits_for_a_sidecar() {
     peer.send(request, Response::Turn { epoch: 5, next: 1 });
     let ended = Ended::from(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+fn interrupt(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// Waits for a command whose output nobody reads.
+fn end_of(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => return status,
+            None if Instant::now() > deadline => {
+                child.kill().unwrap();
+                panic!("it has not ended");
+            }
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_command_says_how_to_resume() {
+    const NONE: &[&str] = &[];
+    const TWO: &[&str] = &["one", "two"];
+    let read = |flags| Request::Read { from: 1, limit: 0, flags, history: 0 };
+    let follow = Request::Follow { from: 1, history: 0 };
+    for (name, requested) in [("read", read(0)), ("tail", read(READ_TAIL)), ("follow", follow)] {
+        for (records, out, words) in [
+            (TWO, "one\ntwo\n", "written: 2 records, up to LSN 2; resume with --from 3"),
+            (NONE, "", "written: nothing; resume with --from 1"),
+        ] {
+            for signal in [Signal::INT, Signal::TERM] {
+                let (asks, asked) = mpsc::channel();
+                let requested = requested.clone();
+                let sidecar = Sidecar::new(VERSION, move |peer| {
+                    let request = peer.expect(requested);
+                    if !records.is_empty() {
+                        peer.records(request, 1, records);
+                    }
+                    asks.send(()).unwrap();
+                    peer.wait_for_end();
+                });
+                let mut command = sidecar.command(&[name, "--from", "1"]);
+                let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+                asked.recv_timeout(PATIENCE).unwrap();
+                interrupt(&child, signal);
+                let ended = Ended::from(child.wait_with_output().unwrap());
+                sidecar.join();
+                assert_eq!((ended.code, ended.out.as_str()), (Some(1), out), "{ended:?}");
+                assert_eq!(ended.errors, format!("{name}: interrupted\n{words}\n"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_command_that_waits_says_how_to_resume() {
+    let nothing_written = |from| format!("written: nothing; resume with --from {from}\n");
+    for (name, words) in [
+        ("append", "acknowledged: nothing\nnothing is in flight; resume with --skip 0\n".to_owned()),
+        ("read", nothing_written("first")),
+        ("tail", nothing_written("end")),
+        ("follow", nothing_written("first")),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-sidecar"));
+        command.args([name, "--wait", "--socket", "/nonexistent/a.sock"]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = BufReader::new(child.stderr.take().unwrap());
+        let (mut line, mut rest) = (String::new(), String::new());
+        errors.read_line(&mut line).unwrap();
+        interrupt(&child, Signal::INT);
+        errors.read_to_string(&mut rest).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{line}{rest}");
+        assert!(line.starts_with("waiting for a ") && line.contains("/nonexistent/a.sock"), "{line}");
+        assert_eq!(rest, format!("{name}: interrupted\n{words}"));
+    }
+}
+
+/// It has more to write than its buffer and a pipe hold, and nobody reads.
+#[test]
+fn an_interrupted_command_does_not_wait_for_a_reader() {
+    let record = "x".repeat(1 << 10);
+    let (asks, asked) = mpsc::channel();
+    let sidecar = Sidecar::new(VERSION, move |peer| {
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL, history: 0 });
+        for first in [1, 51, 101, 151] {
+            peer.records(request, first, &[record.as_str(); 50]);
+        }
+        asks.send(()).unwrap();
+        peer.wait_for_end();
+    });
+    let mut command = sidecar.command(&["tail", "--from", "1"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    asked.recv_timeout(PATIENCE).unwrap();
+    interrupt(&child, Signal::TERM);
+    let status = end_of(&mut child);
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    sidecar.join();
+    assert_eq!(status.code(), Some(1), "{errors}");
+    assert!(errors.starts_with("tail: interrupted, and the output cannot be written: "), "{errors}");
 }
