@@ -7,7 +7,8 @@
 //! - [`client_stream`] is the client's connection for as long as the read has it;
 //! - [`own`] reads this primary's log while this sidecar leads, and takes a [`position`] to prove where it ends;
 //! - [`follow`] hands out what members hold while it does not, as one of the [`follows`] of this process;
-//! - [`visit`] asks one member and reads its memory, [`alarm`] says when it is time for the next look;
+//! - [`visit`] asks one member and reads its memory, [`alarm`] says when it is time for the next look, [`headway`] when a read
+//!   that is to end is given up;
 //! - [`ahead`] fetches closed segments, for both ways.
 //!
 //! What else is asked of the primary's log from here is a [`position`], at [`position::ask`].
@@ -17,6 +18,7 @@ mod alarm;
 mod client_stream;
 mod follow;
 pub mod follows;
+mod headway;
 mod own;
 pub mod position;
 mod visit;

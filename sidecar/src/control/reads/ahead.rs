@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tailwind_protocol::ids::Lsn;
@@ -43,6 +44,8 @@ impl Part {
 pub(super) struct ReadAhead {
     fetches: VecDeque<(Part, Fetch)>,
     recycled: Recycled,
+    /// Bytes that have come.
+    received: Arc<AtomicU64>,
 }
 
 impl ReadAhead {
@@ -58,7 +61,7 @@ impl ReadAhead {
     ) -> Fetch {
         let then: Vec<Part> = then.take(AHEAD).collect();
         self.fetches.retain(|(part, _)| *part == first || then.contains(part));
-        let begin = |part: &Part| begin(context, sources, &self.recycled, request, part.clone());
+        let begin = |part: &Part| begin(context, sources, &self.recycled, &self.received, request, part.clone());
         let at = self.fetches.iter().position(|(part, _)| *part == first);
         let fetch = match at.and_then(|at| self.fetches.remove(at)) {
             Some((_, fetch)) => fetch,
@@ -76,6 +79,11 @@ impl ReadAhead {
     /// Empty frames that answer `request`.
     pub(super) fn frames(&self, request: u64) -> RecordsFrames {
         self.recycled.take(request)
+    }
+
+    /// Bytes that have come so far, whether they were sound or not.
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// These frames have been sent.
@@ -96,11 +104,22 @@ impl Fetch {
     }
 }
 
-fn begin(context: &Arc<Context>, sources: &Arc<Sources>, recycled: &Recycled, request: u64, part: Part) -> Fetch {
-    let (context, sources, recycled) = (Arc::clone(context), Arc::clone(sources), recycled.clone());
+fn begin(
+    context: &Arc<Context>,
+    sources: &Arc<Sources>,
+    recycled: &Recycled,
+    received: &Arc<AtomicU64>,
+    request: u64,
+    part: Part,
+) -> Fetch {
+    let (context, sources) = (Arc::clone(context), Arc::clone(sources));
+    let (recycled, received) = (recycled.clone(), Arc::clone(received));
     Fetch(JoinSet::from_iter([async move {
         let (identity, closure) = (part.identity, part.closure);
-        let packer = || Packer::new(identity, closure, part.records.clone(), recycled.take(request));
+        let packer = || {
+            let (frames, received) = (recycled.take(request), Arc::clone(&received));
+            Packer::new(identity, closure, part.records.clone(), frames, received)
+        };
         sources.fetch_into(&context, identity, closure, packer).await
     }]))
 }
@@ -130,11 +149,19 @@ struct Packer {
     closure: Closure,
     wanted: Range<Lsn>,
     frames: RecordsFrames,
+    /// Counts the bytes.
+    received: Arc<AtomicU64>,
 }
 
 impl Packer {
-    fn new(identity: SegmentIdentity, closure: Closure, wanted: Range<Lsn>, frames: RecordsFrames) -> Packer {
-        Packer { scanner: PiecewiseScanner::new(identity), closure, wanted, frames }
+    fn new(
+        identity: SegmentIdentity,
+        closure: Closure,
+        wanted: Range<Lsn>,
+        frames: RecordsFrames,
+        received: Arc<AtomicU64>,
+    ) -> Packer {
+        Packer { scanner: PiecewiseScanner::new(identity), closure, wanted, frames, received }
     }
 }
 
@@ -142,7 +169,8 @@ impl Intake for Packer {
     type Taken = RecordsFrames;
 
     fn take(&mut self, piece: &[u8]) {
-        let Packer { scanner, wanted, frames, .. } = self;
+        let Packer { scanner, wanted, frames, received, .. } = self;
+        received.fetch_add(piece.len() as u64, Ordering::Relaxed);
         scanner.push(piece, |record| put(record, wanted, frames));
     }
 
@@ -156,5 +184,27 @@ impl Intake for Packer {
 pub(super) fn put(record: Record<'_>, wanted: &Range<Lsn>, frames: &mut RecordsFrames) {
     if wanted.contains(&record.lsn) {
         frames.put(record.lsn.0, record.payload);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::{Epoch, Generation, LogId, SegmentId};
+    use tailwind_protocol::layout::SegmentSize;
+
+    use super::*;
+
+    /// No record is whole before a large segment has come far, or all of it.
+    #[test]
+    fn bytes_are_counted_as_they_come() {
+        let (log, segment, epoch, generation) = (LogId(1), SegmentId(1), Epoch(1), Generation(1));
+        let identity = SegmentIdentity { log, segment, epoch, generation, size: SegmentSize::MIN };
+        let ahead = ReadAhead::default();
+        let (frames, received) = (ahead.frames(7), Arc::clone(&ahead.received));
+        let mut packer = Packer::new(identity, Closure::default(), Lsn(1)..Lsn(9), frames, received);
+        for piece in 1..=3 {
+            packer.take(&[0; 1000]);
+            assert_eq!(ahead.received(), 1000 * piece);
+        }
     }
 }

@@ -21,6 +21,7 @@ use super::ahead::Part;
 use super::alarm::Alarm;
 use super::client_stream::End;
 use super::follows::{FOLLOWS_MAX, FollowSlot, Follows};
+use super::headway::{Headway, PATIENCE};
 use super::visit::{Answer, LANDING, MemberVisit};
 use super::{AtEnd, ClientRead, parted};
 use crate::control::desired::READS_DISABLED;
@@ -33,8 +34,6 @@ use crate::path::{beyond_the_end, trimmed};
 const LAG_INTERVAL: Duration = Duration::from_millis(500);
 /// The status hears so often how far a follow is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(10);
-/// A read that is to end waits so long for members to show the next record, and longer than any failover takes.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Hands out records until this sidecar leads, or another end.
 pub(super) async fn follow(
@@ -56,6 +55,8 @@ pub(super) async fn follow(
         machine: Follower::new(Duration::ZERO, if read.begins() { Lsn(0) } else { next }, LANDING, turn, Visit(0))
             .in_history(read.history),
         frames: read.ahead.frames(read.client.request),
+        headway: Headway::new(now, read.ahead.received()),
+        read_bytes: 0,
         read,
         slot,
         alarm,
@@ -65,7 +66,6 @@ pub(super) async fn follow(
         visit: None,
         lag_due: now + LAG_INTERVAL,
         progress_due: now + PROGRESS_INTERVAL,
-        handed_out: now,
         left: "no backup has been asked yet".to_owned(),
     };
     following.run(leading).await
@@ -92,8 +92,10 @@ struct Following<'r, 'c> {
     lag_due: Instant,
     /// When the status is told next.
     progress_due: Instant,
-    /// When records were handed out last.
-    handed_out: Instant,
+    /// For a read that is to end.
+    headway: Headway,
+    /// Bytes of open segments that have been read.
+    read_bytes: u64,
     /// Why the last visit ended.
     left: String,
 }
@@ -151,7 +153,7 @@ impl Following<'_, '_> {
         self.frames.clear();
         let next = self.read.client.next;
         if next > before {
-            self.handed_out = Instant::now();
+            self.headway.on_records(Instant::now(), self.bytes());
             self.slot.update(next.0 - before.0, |progress| progress.lsn = next.prev());
         }
         if next >= self.read.until { Err(End::Done) } else { Ok(()) }
@@ -165,6 +167,7 @@ impl Following<'_, '_> {
                 (Output::Connect(number, log, member), visit) => {
                     tracing::debug!(member = %member.id, visit = ?number, "visits a backup");
                     *visit = Some(MemberVisit::begin(self.read.context, number, log, member, self.slot.reader()));
+                    self.headway.on_visit(Instant::now(), self.bytes());
                 }
                 (Output::Look(_), Some(visit)) => visit.look(),
                 (Output::Survey(_), Some(visit)) => visit.survey(self.machine.next()),
@@ -245,7 +248,10 @@ impl Following<'_, '_> {
                 let shared = shared.map(|copy| visit.shared(copy?));
                 self.step(Input::Shared(number, shared));
             }
-            Answer::Read(length) => self.step(Input::Read(number, visit.landed(length))),
+            Answer::Read(length) => {
+                self.read_bytes += u64::from(length);
+                self.step(Input::Read(number, visit.landed(length)));
+            }
             Answer::Fetched(Ok(mut frames)) => {
                 if self.machine.fetches(number) {
                     // Sent before the machine hears of it: it looks at the board again, however long the client takes.
@@ -263,6 +269,11 @@ impl Following<'_, '_> {
         }
         self.visit = Some(visit);
         Ok(())
+    }
+
+    /// Bytes of the log that have come from members.
+    fn bytes(&self) -> u64 {
+        self.read_bytes + self.read.ahead.received()
     }
 
     fn on_time(&mut self) {
@@ -285,7 +296,7 @@ impl Following<'_, '_> {
 
     fn set_alarm(&mut self) -> Result<(), End> {
         let sign = self.visit.as_ref().and_then(MemberVisit::sign_due);
-        let patience = (self.read.at_end == AtEnd::Done).then(|| self.handed_out + PATIENCE);
+        let patience = (self.read.at_end == AtEnd::Done).then(|| self.headway.ends_at());
         let lag = (self.read.at_end == AtEnd::Turn).then_some(self.lag_due);
         let due = [self.machine_due(), sign, patience, lag].into_iter().flatten().min();
         Ok(self.alarm.set(due)?)
@@ -314,10 +325,12 @@ impl Following<'_, '_> {
             let said = Response::Lag { acked: lag.acked.0, behind_ms, stale: lag.is_stale() };
             self.read.client.send(&said).await?;
         }
-        if self.read.at_end == AtEnd::Done && now >= self.handed_out + PATIENCE {
+        self.headway.on_bytes(now, self.bytes());
+        if self.read.at_end == AtEnd::Done && now >= self.headway.ends_at() {
             let (next, why) = (self.read.client.next, &self.left);
             let message = format!(
-                "no backup has shown record {next} for {PATIENCE:?} (last: {why}): read from a lower LSN, or try again"
+                "no backup has shown record {next}, or more of the log before it, for {PATIENCE:?} (last: {why}): read from a \
+                 lower LSN, or try again"
             );
             return Err(End::Refused(ErrorCode::Unavailable, message));
         }
