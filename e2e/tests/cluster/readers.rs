@@ -147,6 +147,9 @@ fn readers_answer_through_a_failover_and_while_they_may() {
     for reader in readers(&group).unwrap() {
         let answer = ask(&reader, "GET key").unwrap();
         assert_ne!(answer, "meanwhile", "a reader that may not read answers {answer}");
+        let readiness = sidecar_readiness(&reader).unwrap();
+        let readiness = String::from_utf8_lossy(&readiness.body);
+        assert!(readiness.starts_with("reader\nwaits for reads: "), "{readiness}");
     }
     group.change(&json!({"spec": {"reads": "Enabled"}})).unwrap();
     wait_for_value(&group, "meanwhile");

@@ -140,6 +140,8 @@ fn promotion_waits(state: &GroupState<'_>, candidate: Candidate) -> Ready {
     let log_id = || state.observed.log().map_or("LOG", |log| &log.id).to_owned();
     match candidate.what {
         WaitsFor::ConfigStore => Ready::ConfigStoreUnreadable(candidate),
+        // Only a reader says so, and none is a candidate: its words are shown without advice.
+        WaitsFor::Reads => Ready::Unavailable(PhaseReason::CandidateWaits(candidate)),
         WaitsFor::Backups => Ready::WaitsForBackups(candidate),
         WaitsFor::Members => Ready::WaitsForMembers(candidate),
         WaitsFor::Evidence => {

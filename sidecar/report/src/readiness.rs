@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 pub struct Readiness {
     /// `primary`, `standby`, `recovering` or `reader`.
     pub role: String,
-    /// What keeps it from becoming primary.
+    /// What keeps it from becoming primary, or a reader from being read from.
     pub waiting: Option<Waiting>,
     /// What appends wait for.
     pub appends_wait: Option<AppendsWait>,
 }
 
-/// What a sidecar that should be primary waits for.
+/// What a sidecar that should be primary waits for, or a reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Waiting {
@@ -73,7 +73,7 @@ impl fmt::Display for AppendsWaitFor {
     }
 }
 
-/// What a candidate waits for, ordered from what resolves itself to what most needs an administrator.
+/// What a candidate or a reader waits for, ordered from what resolves itself to what most needs an administrator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -81,6 +81,8 @@ pub enum WaitsFor {
     /// An answer of the config store.
     #[default]
     ConfigStore,
+    /// Permission to read, which the group does not give (`spec.reads: Disabled`). Only a reader waits for it.
+    Reads,
     /// Empty backups, to begin a new group with.
     Backups,
     /// Members of the last set that answer.
@@ -98,6 +100,7 @@ impl WaitsFor {
     pub fn as_str(self) -> &'static str {
         match self {
             WaitsFor::ConfigStore => "config-store",
+            WaitsFor::Reads => "reads",
             WaitsFor::Backups => "backups",
             WaitsFor::Members => "members",
             WaitsFor::Evidence => "evidence",
@@ -225,8 +228,8 @@ mod tests {
 
     #[test]
     fn the_words_are_those_of_the_report() {
-        use WaitsFor::{Backups, ConfigStore, Evidence, ForgottenLog, Members, NewerConfigStore};
-        for what in [ConfigStore, Backups, Members, Evidence, ForgottenLog, NewerConfigStore] {
+        use WaitsFor::{Backups, ConfigStore, Evidence, ForgottenLog, Members, NewerConfigStore, Reads};
+        for what in [ConfigStore, Reads, Backups, Members, Evidence, ForgottenLog, NewerConfigStore] {
             assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
         }
         for what in [AppendsWaitFor::Room, AppendsWaitFor::Members, AppendsWaitFor::Disk] {

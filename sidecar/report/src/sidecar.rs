@@ -70,7 +70,7 @@ pub struct SidecarReport {
     pub appends: Option<AppendsReport>,
     /// The clients that are connected to this sidecar's append socket.
     pub clients: ClientsReport,
-    /// What keeps it from becoming primary, if it should be; after a second of waiting.
+    /// What keeps it from becoming primary, if it should be, or a reader from being read from; after a second of waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
     /// What appends wait for, after they have waited for a second.

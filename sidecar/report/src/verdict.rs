@@ -33,7 +33,7 @@ pub enum VerdictState {
     Ok,
     /// The log can be appended to (at a standby or a reader: as far as it knows), and something is missing.
     Degraded,
-    /// Appends wait, or there is no primary.
+    /// Appends wait, or there is no primary. At a reader: it may not read, or knows no primary.
     #[default]
     Waiting,
 }

@@ -63,7 +63,7 @@ pub async fn json(context: &Context) -> String {
 pub async fn readiness(context: &Context) -> Option<Readiness> {
     let path = describe(context).await?;
     let appends_wait = appends_wait(context, &path, &members(context, &path, None));
-    Some(Readiness { role: path.role, waiting: context.waits.told(), appends_wait })
+    Some(Readiness { role: path.role, waiting: context.waits.told_while(context.may_read()), appends_wait })
 }
 
 /// What this sidecar reports; `None` if the append path hangs.
@@ -91,7 +91,7 @@ pub async fn report(context: &Context) -> Option<Report<SidecarReport>> {
             followers: context.follows.count() as u64,
             syncing: path.syncs as u64,
         },
-        waiting: context.waits.told(),
+        waiting: context.waits.told_while(context.may_read()),
         takeover: peers::could_take_over(context).filter(|_| path.role == ROLE_STANDBY),
         follow: context.follows.report(Instant::now()),
         failover_ms: context.times.last_failover_ms(),

@@ -21,7 +21,6 @@ use tailwind_report::report;
 use tailwind_report::sidecar::SidecarReport;
 use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 
-use crate::control::desired::READS_DISABLED;
 use crate::control::reads::position;
 use crate::control::{Context, status};
 use crate::http::Rights;
@@ -116,15 +115,12 @@ async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     if context.desired().fenced && !context.rules.reader {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
     }
-    if !context.may_read() {
-        return (StatusCode::SERVICE_UNAVAILABLE, format!("{READS_DISABLED}\n"));
-    }
     let Some(readiness) = status::readiness(&context).await else {
         return (StatusCode::SERVICE_UNAVAILABLE, HANGS.to_owned());
     };
     let is_ready = match readiness.role.as_str() {
         ROLE_PRIMARY | ROLE_STANDBY => true,
-        ROLE_READER => context.configuration.borrow().is_some(),
+        ROLE_READER => context.may_read() && context.configuration.borrow().is_some(),
         _ => false,
     };
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

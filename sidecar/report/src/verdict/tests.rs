@@ -200,7 +200,11 @@ fn the_lines_away_from_the_primary() {
     assert_eq!(line(&standby), "OK standby of first, could take over");
     standby.takeover = Some(unable());
     assert_eq!(line(&standby), "DEGRADED standby of first, could not take over: 1 of 3 members answers, 2 needed");
-    assert_eq!(line(&report(ROLE_READER)), "OK reader of first's log; no client reads here");
+    let mut reader = report(ROLE_READER);
+    assert_eq!(line(&reader), "OK reader of first's log; no client reads here");
+    let why = "the ReplicaGroup has spec.reads: Disabled".to_owned();
+    reader.waiting = Some(Waiting { what: WaitsFor::Reads, why });
+    assert_eq!(line(&reader), "WAITING the ReplicaGroup has spec.reads: Disabled");
     assert_eq!(line(&report("recovering")), "WAITING no primary: this sidecar is taking over");
 }
 

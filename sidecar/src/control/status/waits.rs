@@ -1,4 +1,4 @@
-//! What keeps this sidecar from becoming primary, for those who ask it how it is.
+//! What keeps this sidecar from becoming primary, or a reader from being read from, for those who ask it how it is.
 //!
 //! Written by [`roles`](crate::control::roles), told by [`status`](super) and `/readyz`.
 
@@ -10,7 +10,7 @@ use tailwind_protocol::promotion::{self, AcceptedLoss, DiskRecovery};
 use tailwind_report::readiness::{Waiting, WaitsFor};
 use tokio::time::Instant;
 
-use crate::control::desired::DesiredState;
+use crate::control::desired::{DesiredState, READS_DISABLED};
 
 /// A shorter wait belongs to every failover: members that die are waited for a little.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
@@ -42,6 +42,14 @@ impl Waits {
     pub fn told(&self) -> Option<Waiting> {
         let wait = self.lock();
         wait.as_ref().filter(|wait| wait.since.elapsed() >= WORTH_TELLING).map(|wait| wait.waiting.clone())
+    }
+
+    /// The same, if the sidecar may be read from. If it may not, it waits for that alone, and has been told so.
+    pub fn told_while(&self, may_read: bool) -> Option<Waiting> {
+        match may_read {
+            true => self.told(),
+            false => Some(Waiting { what: WaitsFor::Reads, why: READS_DISABLED.to_owned() }),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Wait>> {
@@ -207,5 +215,14 @@ mod tests {
         assert_eq!(waits.told(), None);
         waits.wait(WaitsFor::Members, "b0 is missing".to_owned());
         assert_eq!(waits.told(), None, "another wait");
+    }
+
+    #[test]
+    fn a_reader_that_may_not_read_waits_for_that() {
+        let waits = Waits::default();
+        let waiting = Some(Waiting { what: WaitsFor::Reads, why: READS_DISABLED.to_owned() });
+        assert_eq!((waits.told_while(true), waits.told_while(false)), (None, waiting.clone()));
+        waits.wait(WaitsFor::ConfigStore, "it does not answer".to_owned());
+        assert_eq!(waits.told_while(false), waiting);
     }
 }
