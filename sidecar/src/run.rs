@@ -255,7 +255,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
     ensure_usage!(min_in_sync <= backups, "--min-in-sync {min_in_sync}: must be 1 to --backups ({backups})");
     ensure_usage!(
         listed.len() >= usize::from(min_in_sync),
-        "{} backups are listed (--backup NAME=HOST:PORT), but --min-in-sync needs {min_in_sync}",
+        "--backup NAME=HOST:PORT is given for {} of the backups, of which --min-in-sync needs {min_in_sync}",
         listed.len()
     );
     let mut names: Vec<_> = listed.iter().map(|backup| &backup.name).collect();

@@ -159,6 +159,7 @@ impl std::fmt::Display for StepDown {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             StepDown::Superseded(epoch) => write!(f, "superseded by epoch {epoch}"),
+            StepDown::TooFewMembers { left: 1, needed } => write!(f, "1 member left, {needed} needed"),
             StepDown::TooFewMembers { left, needed } => write!(f, "{left} members left, {needed} needed"),
             StepDown::Confused => f.write_str("the config store holds a configuration of unknown origin"),
             StepDown::Retired => f.write_str("the group is to have no primary"),

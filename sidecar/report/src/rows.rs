@@ -4,7 +4,7 @@
 
 use crate::ROLE_READER;
 use crate::sidecar::{FollowReport, MemberReport, MemberState, SidecarReport, Takeover};
-use crate::verdict::{ago, span};
+use crate::verdict::{ago, counted, span};
 
 /// One that takes part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +100,9 @@ fn state(member: &MemberReport, report: &SidecarReport) -> String {
     let since = member.since_ms;
     match member.state {
         MemberState::InSet if member.why.is_some() => format!("lends no buffer{why}"),
-        MemberState::InSet if member.damaged > 0 => format!("in the set; {} damaged segments", member.damaged),
+        MemberState::InSet if member.damaged > 0 => {
+            format!("in the set; {}", counted(member.damaged, "corrupt segment"))
+        }
         MemberState::InSet => "in the set".to_owned(),
         MemberState::CatchingUp => match (member.segments_missing, &report.segments) {
             (Some(0) | None, _) => format!("catching up with the open end{why}"),
@@ -108,7 +110,7 @@ fn state(member: &MemberReport, report: &SidecarReport) -> String {
                 let held = segments.closed.saturating_sub(missing);
                 format!("catching up: {held} of {} segments{why}", segments.closed)
             }
-            (Some(missing), None) => format!("catching up: {missing} segments to copy{why}"),
+            (Some(missing), None) => format!("catching up: {} to copy{why}", counted(missing, "segment")),
         },
         MemberState::Lost => format!("lost {}{why}", since.map_or_else(String::new, ago)),
         MemberState::Unreachable => {
@@ -180,6 +182,17 @@ pub fn micros(us: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_segment_is_no_plural() {
+        let report = SidecarReport::default();
+        let member = MemberReport { damaged: 1, ..MemberReport::default() };
+        assert_eq!(state(&member, &report), "in the set; 1 corrupt segment");
+        let filling = MemberState::CatchingUp;
+        let newcomer = |missing| MemberReport { state: filling, segments_missing: Some(missing), ..Default::default() };
+        assert_eq!(state(&newcomer(1), &report), "catching up: 1 segment to copy");
+        assert_eq!(state(&newcomer(2), &report), "catching up: 2 segments to copy");
+    }
 
     #[test]
     fn amounts_are_readable() {

@@ -94,8 +94,12 @@ fn of_primary(report: &SidecarReport) -> (VerdictState, String) {
 }
 
 fn damage(member: &MemberReport) -> String {
-    let segments = if member.damaged == 1 { "segment" } else { "segments" };
-    format!("{} is being sent {} {segments} again that are gone or corrupt there", member.name, member.damaged)
+    let are = if member.damaged == 1 { "is" } else { "are" };
+    format!(
+        "{} is being sent {} again that {are} gone or corrupt there",
+        member.name,
+        counted(member.damaged, "segment")
+    )
 }
 
 /// Whether one could take over, and what to say of all.
@@ -149,8 +153,7 @@ pub fn trouble(member: &MemberReport, times: bool) -> String {
             format!("{name} unreachable{}{why}", since.map_or_else(String::new, |ms| format!(" for {}", span(ms))))
         }
         MemberState::CatchingUp => match segments_missing.filter(|missing| times && *missing > 0) {
-            Some(1) => format!("{name} catching up, 1 segment to copy{why}"),
-            Some(missing) => format!("{name} catching up, {missing} segments to copy{why}"),
+            Some(missing) => format!("{name} catching up, {} to copy{why}", counted(missing, "segment")),
             None => format!("{name} catching up{why}"),
         },
         MemberState::Spare | MemberState::InSet => format!("{name} not taken yet{why}"),
@@ -210,6 +213,12 @@ fn of_reader(report: &SidecarReport) -> (VerdictState, String) {
             (_, None) => (VerdictState::Degraded, format!("{of}, stale: how far behind is not known")),
         },
     }
+}
+
+/// `1 segment`, `2 segments`.
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{ending}")
 }
 
 /// `12 s ago`.

@@ -121,6 +121,14 @@ impl Output {
     }
 }
 
+/// `1 empty backup is ready`.
+fn ready(empty: u8) -> String {
+    match empty {
+        1 => "1 empty backup is ready".to_owned(),
+        _ => format!("{empty} empty backups are ready"),
+    }
+}
+
 /// What a promotion waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Waiting {
@@ -128,7 +136,7 @@ pub enum Waiting {
     #[error("the config store cannot be read: {0}")]
     ConfigStore(String),
     /// A new group needs empty backups.
-    #[error("cannot start the group: {empty} empty backups are ready, {needed} needed")]
+    #[error("cannot start the group: {}, {needed} needed", ready(*empty))]
     Backups {
         /// Backups that answer and are bound to no log.
         empty: u8,

@@ -133,6 +133,10 @@ fn the_lines_of_a_primary() {
     let expected =
         "DEGRADED 3 of 3 copies, b0 is being sent 2 segments again that are gone or corrupt there, standby ready";
     assert_eq!(line(&rotten), expected);
+    rotten.members[0].damaged = 1;
+    let expected =
+        "DEGRADED 3 of 3 copies, b0 is being sent 1 segment again that is gone or corrupt there, standby ready";
+    assert_eq!(line(&rotten), expected);
     let mut single = primary(1, 0, vec![], with_standby());
     (single.members_wanted, single.min_in_sync) = (1, 1);
     assert_eq!(line(&single), "OK 1 of 1 copy, standby ready");

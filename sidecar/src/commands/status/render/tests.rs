@@ -149,7 +149,7 @@ fn what_is_missing_has_rows() {
     assert!(head.contains("\nsidecar    first: primary, epoch 3, took over within 41 ms\n"), "{head}");
     let expected = "    PART      STATE                                            BEHIND      ADDRESS
 b0      member    in the set                                       0 B         10.0.0.1:7420
-b1      member    in the set; 2 damaged segments                   0 B         10.0.0.2:7420
+b1      member    in the set; 2 corrupt segments                   0 B         10.0.0.2:7420
 b3      newcomer  catching up: 40 of 120 segments                  640.0 MiB  10.0.0.4:7420
 b2      backup    lost 12 s ago: connection refused                            10.0.0.3:7420
 b4      backup    unreachable for 12 s: connection refused                     10.0.0.5:7420
