@@ -283,7 +283,7 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     };
     let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
     let store_is_older = context.waits.told().is_some_and(|waiting| waiting.what == WaitsFor::NewerConfigStore);
-    let damaged = leading.map_or(0, |leading| leading.members.iter().map(|member| member.damaged as u64).sum());
+    let corrupt = leading.map_or(0, |leading| leading.members.iter().map(|member| member.damaged as u64).sum());
     let mut now = Snapshot::new([("group", context.group.as_str()), ("sidecar", context.me.id.as_str())]);
     now.gauge("tailwind_primary", "1 when this sidecar is primary.", is(ROLE_PRIMARY));
     now.gauge("tailwind_standby", "1 when this sidecar is a standby.", is(ROLE_STANDBY));
@@ -295,7 +295,7 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
         "Newcomers being re-replicated.",
         seats(|member| member.missing.is_some()),
     );
-    now.gauge("tailwind_damaged_segments", "Closed copies at members that are gone or corrupt.", damaged);
+    now.gauge("tailwind_corrupt_segments", "Closed copies at members that are gone or corrupt.", corrupt);
     now.counter("tailwind_appends_total", "Appends taken: records or batches.", count(&shared.appends));
     now.counter("tailwind_records_total", "Records taken.", count(&shared.records));
     now.counter("tailwind_log_bytes_total", "Bytes of log written, headers included.", count(&shared.bytes));
