@@ -1,5 +1,4 @@
 //! Reading YAML strictly: what types do not know is lost when they write it again.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::{Path, PathBuf};
 
