@@ -21,3 +21,4 @@ pub mod scan;
 pub mod segment;
 pub mod socket;
 pub mod standby;
+pub mod table;

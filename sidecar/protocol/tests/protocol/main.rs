@@ -30,3 +30,4 @@ mod scan_evidence;
 mod scan_properties;
 mod socket_frames;
 mod standby;
+mod table;

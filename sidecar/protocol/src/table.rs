@@ -1,0 +1,8 @@
+//! Tables: a group that keeps the last value of each key in its log, instead of plain records. The pure parts.
+//!
+//! Nothing calls them yet: the append path, the cleaner's executor and the sidecars that build an index come next. The log
+//! stays the only truth; all else here is made from it and can be made again. See "Tables" in `docs/protocol.md`.
+//!
+//! Files, in the order in which data meets them: [`record`] (the bytes of a put or a delete).
+
+pub mod record;

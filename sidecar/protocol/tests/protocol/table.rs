@@ -1,0 +1,3 @@
+//! Tables: the bytes, and each part against a model that has none of its code.
+
+mod record;
