@@ -3,6 +3,8 @@
 //! Nothing calls them yet: the append path, the cleaner's executor and the sidecars that build an index come next. The log
 //! stays the only truth; all else here is made from it and can be made again. See "Tables" in `docs/protocol.md`.
 //!
-//! Files, in the order in which data meets them: [`record`] (the bytes of a put or a delete).
+//! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
+//! bytes of a put or a delete).
 
 pub mod record;
+pub mod request;

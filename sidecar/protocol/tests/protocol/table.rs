@@ -1,3 +1,4 @@
 //! Tables: the bytes, and each part against a model that has none of its code.
 
 mod record;
+mod request;
