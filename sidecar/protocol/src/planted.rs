@@ -5,7 +5,7 @@
 
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident = $name:literal,)+) => {
-        /// What can be planted. S1 to S17 are the safety rules of `docs/protocol.md`.
+        /// What can be planted. S1 to S19 are the safety rules of `docs/protocol.md`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[$doc])+ $bug,)+
@@ -23,6 +23,13 @@ macro_rules! bugs {
             }
         }
     };
+}
+
+impl Bug {
+    /// A bug of the parts of tables, of which the simulator has none yet: `tests/protocol/table/worlds.rs` finds it.
+    pub const fn is_of_tables(self) -> bool {
+        matches!(self, Bug::EntryWithoutCrc)
+    }
 }
 
 bugs! {
@@ -130,6 +137,8 @@ bugs! {
     WordIsLatched = "word-is-latched",
     /// Primary: a spare that says it has promised a later epoch deposes it. Breaks S17.
     SpareIsBelieved = "spare-is-believed",
+    /// Table: an entry counts without a look at its CRC. A torn one names a record that is not its key's.
+    EntryWithoutCrc = "entry-without-crc",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

@@ -4,7 +4,11 @@
 //! stays the only truth; all else here is made from it and can be made again. See "Tables" in `docs/protocol.md`.
 //!
 //! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
-//! bytes of a put or a delete).
+//! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] (bytes that say
+//! where a key's record is).
 
+pub mod entry;
+pub mod hash;
+pub mod place;
 pub mod record;
 pub mod request;

@@ -1,4 +1,5 @@
 //! Tables: the bytes, and each part against a model that has none of its code.
 
+mod bytes;
 mod record;
 mod request;
