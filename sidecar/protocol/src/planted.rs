@@ -28,7 +28,7 @@ macro_rules! bugs {
 impl Bug {
     /// A bug of the parts of tables, of which the simulator has none yet: `tests/protocol/table/worlds.rs` finds it.
     pub const fn is_of_tables(self) -> bool {
-        matches!(self, Bug::EntryWithoutCrc)
+        matches!(self, Bug::IndexBeforeAck | Bug::EntryWithoutCrc | Bug::MoveWithoutRecheck | Bug::MoveRenewsRevision)
     }
 }
 
@@ -137,8 +137,14 @@ bugs! {
     WordIsLatched = "word-is-latched",
     /// Primary: a spare that says it has promised a later epoch deposes it. Breaks S17.
     SpareIsBelieved = "spare-is-believed",
+    /// Table: the index shows a change when it is appended. A get would return what is not acknowledged.
+    IndexBeforeAck = "index-before-ack",
     /// Table: an entry counts without a look at its CRC. A torn one names a record that is not its key's.
     EntryWithoutCrc = "entry-without-crc",
+    /// Table: the append path moves what the cleaner offers, live or not. Breaks S18.
+    MoveWithoutRecheck = "move-without-recheck",
+    /// Table: a moved record gives its key a new revision. Breaks S18.
+    MoveRenewsRevision = "move-renews-revision",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

@@ -4,11 +4,16 @@
 //! stays the only truth; all else here is made from it and can be made again. See "Tables" in `docs/protocol.md`.
 //!
 //! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
-//! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] (bytes that say
-//! where a key's record is).
+//! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] and [`acked`] (what
+//! is acknowledged, in bytes that can be copied), [`index`] (both views of each key) with [`staged`] (what changes them) and
+//! [`moves`] (records that may be live).
 
+pub mod acked;
 pub mod entry;
 pub mod hash;
+pub mod index;
+pub mod moves;
 pub mod place;
 pub mod record;
 pub mod request;
+pub mod staged;

@@ -1,5 +1,6 @@
 //! Tables: the bytes, and each part against a model that has none of its code.
 
 mod bytes;
+mod index;
 mod record;
 mod request;
