@@ -28,7 +28,14 @@ macro_rules! bugs {
 impl Bug {
     /// A bug of the parts of tables, of which the simulator has none yet: `tests/protocol/table/worlds.rs` finds it.
     pub const fn is_of_tables(self) -> bool {
-        matches!(self, Bug::IndexBeforeAck | Bug::EntryWithoutCrc | Bug::MoveWithoutRecheck | Bug::MoveRenewsRevision)
+        matches!(
+            self,
+            Bug::IndexBeforeAck
+                | Bug::EntryWithoutCrc
+                | Bug::MoveWithoutRecheck
+                | Bug::MoveRenewsRevision
+                | Bug::FoldIgnoresDeletes
+        )
     }
 }
 
@@ -145,6 +152,8 @@ bugs! {
     MoveWithoutRecheck = "move-without-recheck",
     /// Table: a moved record gives its key a new revision. Breaks S18.
     MoveRenewsRevision = "move-renews-revision",
+    /// Table: a fold of the log ignores deletes. Breaks S18.
+    FoldIgnoresDeletes = "fold-ignores-deletes",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

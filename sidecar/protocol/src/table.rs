@@ -6,10 +6,11 @@
 //! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
 //! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] and [`acked`] (what
 //! is acknowledged, in bytes that can be copied), [`index`] (both views of each key) with [`staged`] (what changes them) and
-//! [`moves`] (records that may be live).
+//! [`moves`] (records that may be live), [`fold`] (the index of a log that is there).
 
 pub mod acked;
 pub mod entry;
+pub mod fold;
 pub mod hash;
 pub mod index;
 pub mod moves;

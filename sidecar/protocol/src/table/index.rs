@@ -237,6 +237,14 @@ impl Index {
         }
     }
 
+    /// A change of a log that is read back: all of it is acknowledged.
+    pub(super) fn fold(&mut self, change: Change) {
+        assert!(self.changes.is_empty(), "a log is folded before anything is appended");
+        self.change_appended(change);
+        self.appended[change.entry.0 as usize].unacked = 1;
+        self.show(&change);
+    }
+
     fn change_appended(&mut self, change: Change) {
         let appended = &mut self.appended[change.entry.0 as usize];
         let was = (appended.revision.is_some(), appended.size);
