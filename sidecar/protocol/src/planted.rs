@@ -34,6 +34,9 @@ impl Bug {
                 | Bug::EntryWithoutCrc
                 | Bug::MoveWithoutRecheck
                 | Bug::MoveRenewsRevision
+                | Bug::TrimBeforeMoved
+                | Bug::DropsUnacked
+                | Bug::TrimWithoutGrace
                 | Bug::FoldIgnoresDeletes
         )
     }
@@ -152,6 +155,13 @@ bugs! {
     MoveWithoutRecheck = "move-without-recheck",
     /// Table: a moved record gives its key a new revision. Breaks S18.
     MoveRenewsRevision = "move-renews-revision",
+    /// Table: a cleaned segment is trimmed before what was moved out of it is acknowledged. Breaks S18.
+    TrimBeforeMoved = "trim-before-moved",
+    /// Table: a cleaned segment is trimmed once what was moved out of it is acknowledged, even if what has replaced its other
+    /// records is not. Breaks S18.
+    DropsUnacked = "drops-unacked",
+    /// Table: a cleaned segment is trimmed at once when no mirror names its records any more. Breaks S19.
+    TrimWithoutGrace = "trim-without-grace",
     /// Table: a fold of the log ignores deletes. Breaks S18.
     FoldIgnoresDeletes = "fold-ignores-deletes",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
