@@ -2,8 +2,10 @@
 //! `tests/protocol/fuzz_targets.rs`.
 
 mod backup;
+mod table;
 
 pub use backup::{backup_machine, http_body};
+pub use table::{entry, keyed_record};
 
 use tailwind_protocol::board::{BoardIdentity, LINE_SIZE, Progress, decode};
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};

@@ -34,6 +34,16 @@ fn board_seeds() {
 }
 
 #[test]
+fn keyed_record_seeds() {
+    run_seeds("keyed_record", targets::keyed_record);
+}
+
+#[test]
+fn entry_seeds() {
+    run_seeds("entry", targets::entry);
+}
+
+#[test]
 fn socket_request_seeds() {
     run_seeds("socket_request", targets::socket_request);
 }
@@ -84,6 +94,33 @@ proptest! {
         plausible[1 + 42] = if size { 0x80 } else { 1 };
         (plausible[1 + 64 + 16], plausible[1 + 64 + 32]) = (segment, 1);
         targets::board(&plausible);
+    }
+
+    #[test]
+    fn keyed_record_at_random(data in vec(any::<u8>(), 0..100), key in 0..40_u8, small: bool) {
+        targets::keyed_record(&data);
+        // Often of a known kind, with a key that is there, and a revision below the LSN.
+        let mut plausible = data;
+        plausible.resize(plausible.len().max(24), 0);
+        plausible[0] &= 0xfe;
+        (plausible[12], plausible[13]) = (1 + plausible[12] % 2, plausible[13] % 2);
+        (plausible[14], plausible[15]) = (key, 0);
+        if small {
+            plausible[17..24].fill(0);
+        }
+        targets::keyed_record(&plausible);
+    }
+
+    #[test]
+    fn entry_at_random(data in vec(any::<u8>(), 0..40)) {
+        targets::entry(&data);
+        // Sealed, with a tag, bit 31 clear, and a length that may be.
+        let mut plausible = data;
+        plausible.resize(33, 7);
+        plausible[0] |= 1;
+        plausible[12] &= 0x7f;
+        plausible[27..29].fill(0);
+        targets::entry(&plausible);
     }
 
     #[test]
