@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -24,6 +25,8 @@ THREADS = 2
 # What takes longest begins first; by the names of cargo's targets.
 LONGEST = ["processes", "planted_bugs", "sidecar", "exhaustive"]
 THREADS_OF = {"processes": 4}
+# So many programs are named with the processor time that they took: where to look when the tests become slow.
+LONGEST_SHOWN = 12
 # Their threads poll for each other: beside programs that compute, each of a hundred thousand hand-overs waits for its turn, and
 # 17 s become five minutes.
 ALONE = ["fabric"]
@@ -44,23 +47,30 @@ class Tests:
         self.lock = threading.Lock()
         self.failed = []
         self.done = 0
+        self.processor = {}
         shown_on = os.environ.get("PROGRESS")
         self.progress = os.fdopen(int(shown_on), "w") if shown_on and os.isatty(int(shown_on)) else None
         self.show("\x1b7")
 
     def run(self, name, command, folder, variables):
         environment = dict(os.environ, **variables)
-        ended = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        output = ended.stdout.decode(errors="replace")
+        with tempfile.TemporaryFile() as log:
+            begun = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+            # With what the program itself has waited for.
+            _, status, usage = os.wait4(begun.pid, 0)
+            code = begun.returncode = os.waitstatus_to_exitcode(status)
+            log.seek(0)
+            output = log.read().decode(errors="replace")
         with self.lock:
             print(f"     Running {name} ({' '.join(command)})\n{output}", flush=True)
+            self.processor[name] = self.processor.get(name, 0) + usage.ru_utime + usage.ru_stime
             self.done += sum(line.startswith("test ") and line.endswith(" ok") for line in output.splitlines())
-            if ended.returncode != 0:
+            if code != 0:
                 self.failed.append(name)
                 if "test result: FAILED" not in output:
-                    print(f"{name} died: it ended with {ended.returncode}", flush=True)
+                    print(f"{name} died: it ended with {code}", flush=True)
             self.show(f"\x1b8\x1b[K{self.done} passed, {len(self.failed)} programs failed")
 
     def show(self, text):
@@ -108,6 +118,9 @@ def main():
         sys.exit(f"{options.programs} names no such test program")
     tests = Tests(options.filter)
     tests.run_all(found, options.doc_tests)
+    print("seconds of processor time:")
+    for name, seconds in sorted(tests.processor.items(), key=lambda of: -of[1])[:LONGEST_SHOWN]:
+        print(f"{seconds:8.0f} {name}")
     if tests.failed:
         print(f"failed: {', '.join(sorted(tests.failed))}")
         sys.exit(1)
