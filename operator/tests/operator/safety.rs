@@ -677,7 +677,8 @@ impl World {
         if leaving == 1 {
             let is_cordoned =
                 |name: &str| self.observed.nodes.iter().any(|node| node.name == name && node.unschedulable);
-            let leaves = self.observed.backups.iter().find(|pod| deleted.contains(pod.name_any().as_str())).unwrap();
+            let is_leaving = |name: &str| holders.contains(name) && deleted.contains(name);
+            let leaves = self.observed.backups.iter().find(|pod| is_leaving(&pod.name_any())).unwrap();
             let on_cordoned = leaves.spec.as_ref().unwrap().node_name.as_deref().is_some_and(is_cordoned);
             let whole = holders.len() > usize::from(self.observed.group.spec.backups);
             assert!(!on_cordoned || whole, "a cordon alone takes a copy");
