@@ -187,10 +187,7 @@ impl<'a> Executor<'a> {
                     let Some(preconditions) = leaver.clone() else { return Ok(()) };
                     let preconditions = Some(preconditions);
                     let params = DeleteParams { dry_run, preconditions, ..DeleteParams::default() };
-                    match self.pods.delete(&removal.name, &params).await {
-                        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-                        deleted => deleted.map(drop),
-                    }
+                    found(self.pods.delete(&removal.name, &params).await).map(drop)
                 };
                 // The claim first: it goes when its pod has gone, and no other pod takes it up in between. But it stays the
                 // group's while its pod may not be deleted.
@@ -448,6 +445,14 @@ where
     let parameters = DeleteParams { grace_period_seconds: Some(0), ..of_uid(made.uid()) };
     gone(api.delete(&made.name_any(), &parameters).await.map(drop)).doing(&doing)?;
     Err(Error { doing: doing(), source: Cause::Altered(lost) })
+}
+
+/// What a request has met; nothing if that is gone.
+fn found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        met => met.map(Some),
+    }
 }
 
 /// What is gone, or another of the same name by now, needs nothing more.

@@ -12,7 +12,7 @@ use serde_json::json;
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::CONDITION_LEAVING;
 
-use super::MANAGER;
+use super::{MANAGER, found};
 use crate::error::{Doing, Error};
 use crate::objects::is_owned;
 use crate::observed::is_leaving;
@@ -62,9 +62,5 @@ async fn mark(pods: &Api<Pod>, name: &str, leaving: bool, now: Timestamp) -> Res
     });
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let patch = Patch::Strategic(json!({"status": {"conditions": [condition]}}));
-    match pods.patch_status(name, &params, &patch).await {
-        Ok(pod) => Ok(Some(pod)),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
+    found(pods.patch_status(name, &params, &patch).await)
 }
