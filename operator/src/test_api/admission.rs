@@ -184,7 +184,7 @@ mod tests {
 
     /// Only the operator knows that there is none. Until it has looked there may be one.
     #[tokio::test]
-    async fn a_group_without_a_log_is_deleted_at_once_when_its_status_says_so() {
+    async fn a_group_whose_status_shows_no_log_is_deleted_at_once() {
         let shop = Shop::with_backups(json!({})).await;
         install(&shop);
         empty_status(&shop);

@@ -289,7 +289,7 @@ async fn a_members_disk_outlives_the_deletion_of_its_pod() {
 
 /// Without a pod, and without a log in the status, it may be all that is left of one.
 #[tokio::test]
-async fn a_claim_goes_with_its_group_only_while_it_is_known_what_is_on_it() {
+async fn a_claim_with_unknown_content_outlives_its_group() {
     let shop = Shop::with_backups(spec(1, "Delete")).await;
     let backup = shop.backups().remove(0);
     let owners = || shop.claim(&backup).unwrap()["metadata"]["ownerReferences"].clone();

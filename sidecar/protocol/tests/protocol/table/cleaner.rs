@@ -136,7 +136,7 @@ fn an_empty_segment_is_trimmed_too() {
 }
 
 #[test]
-fn a_segment_goes_once_moves_are_acknowledged_and_readers_are_gone() {
+fn a_segment_goes_after_moves_are_acked_and_readers_are_gone() {
     let mut fixture = Fixture::judged(LIVE, 5, 2005);
     assert_eq!(fixture.after(10_000), [], "record 2005 is not acknowledged");
     assert_eq!(fixture.acked(2004, None), []);
