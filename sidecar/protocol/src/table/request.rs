@@ -40,32 +40,16 @@ impl Expected {
     }
 }
 
-/// One operation. Those that write have at most one condition, about the revision of the key that they write.
+/// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation<'a> {
-    /// The key gets this value.
-    Put {
+    /// A put, a delete or a copy.
+    Write {
         /// The key.
         key: Key<'a>,
-        /// Its value from now on.
-        value: Value<'a>,
-        /// Only if the key is this now.
-        only_if: Option<Expected>,
-    },
-    /// The key becomes absent. It may be so already.
-    Delete {
-        /// The key.
-        key: Key<'a>,
-        /// Only if the key is this now.
-        only_if: Option<Expected>,
-    },
-    /// The key gets the value that another one has before the request; nothing is done if that one is absent.
-    Copy {
-        /// The key.
-        key: Key<'a>,
-        /// Whose value it gets.
-        source: Key<'a>,
-        /// Only if the key, not its source, is this now.
+        /// What it gets.
+        written: Written<'a>,
+        /// Only if the key, not the source of a copy, is this now.
         only_if: Option<Expected>,
     },
     /// Writes nothing.
@@ -81,28 +65,21 @@ impl<'a> Operation<'a> {
     /// The key that it writes or is about.
     pub fn key(&self) -> Key<'a> {
         match self {
-            Operation::Put { key, .. }
-            | Operation::Delete { key, .. }
-            | Operation::Copy { key, .. }
-            | Operation::Require { key, .. } => *key,
+            Operation::Write { key, .. } | Operation::Require { key, .. } => *key,
         }
     }
 
     /// What must hold of the key.
     pub fn condition(&self) -> Option<Expected> {
         match self {
-            Operation::Put { only_if, .. } | Operation::Delete { only_if, .. } | Operation::Copy { only_if, .. } => {
-                *only_if
-            }
+            Operation::Write { only_if, .. } => *only_if,
             Operation::Require { expected, .. } => Some(*expected),
         }
     }
 
-    fn write(&self) -> Option<Written<'a>> {
+    fn written(&self) -> Option<Written<'a>> {
         match self {
-            Operation::Put { value, .. } => Some(Written::Value(*value)),
-            Operation::Delete { .. } => Some(Written::Nothing),
-            Operation::Copy { source, .. } => Some(Written::CopyOf(*source)),
+            Operation::Write { written, .. } => Some(*written),
             Operation::Require { .. } => None,
         }
     }
@@ -171,11 +148,11 @@ pub trait Revisions {
 /// What a key gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written<'a> {
-    /// This value.
+    /// This value: a put.
     Value(Value<'a>),
-    /// None: it is deleted.
+    /// None: a delete. The key may be absent already.
     Nothing,
-    /// The value that this key has before the request.
+    /// The value that this key has before the request: a copy. Nothing of the request is done if that key is absent.
     CopyOf(Key<'a>),
 }
 
@@ -201,7 +178,7 @@ impl<'a> Apply<'a> {
         // The writes, sorted by key: 256 keys of 1 KiB that differ in their last byte would take 32 MiB of comparing in pairs.
         let mut order = [0_u8; OPERATIONS_MAX];
         let mut writes = 0;
-        for (number, _) in operations.iter().enumerate().filter(|(_, operation)| operation.write().is_some()) {
+        for (number, _) in operations.iter().enumerate().filter(|(_, operation)| operation.written().is_some()) {
             order[writes] = number as u8;
             writes += 1;
         }
@@ -230,7 +207,7 @@ impl<'a> Apply<'a> {
     pub fn writes(&self) -> impl Iterator<Item = Write<'a>> + use<'a> {
         let mut left = self.writes;
         self.operations.iter().enumerate().filter_map(move |(number, operation)| {
-            let written = operation.write()?;
+            let written = operation.written()?;
             left -= 1;
             Some(Write { operation: number as u16, key: operation.key(), written, more: left > 0 })
         })
@@ -253,8 +230,8 @@ impl<'a> Apply<'a> {
                     return mismatch(now);
                 }
             }
-            if let Operation::Copy { source, .. } = operation
-                && before.revision(*source).is_none()
+            if let Some(Written::CopyOf(source)) = operation.written()
+                && before.revision(source).is_none()
             {
                 return mismatch(None);
             }

@@ -8,7 +8,7 @@ use tailwind_protocol::table::index::{CHANGES_MAX, Full, Index, Limits};
 use tailwind_protocol::table::moves::Candidate;
 use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Revision, Value};
-use tailwind_protocol::table::request::{Apply, Expected, Mismatch, Operation, Revisions};
+use tailwind_protocol::table::request::{Apply, Expected, Mismatch, Operation, Revisions, Written};
 use tailwind_protocol::table::staged::{Refused, Source};
 
 const LIMITS: Limits = Limits { buckets: Buckets::MIN, keys_max: 12, live_bytes_max: 4000 };
@@ -22,11 +22,11 @@ fn key(text: &str) -> Key<'_> {
 }
 
 fn put<'a>(of: &'a str, value: &'a str) -> Operation<'a> {
-    Operation::Put { key: key(of), value: Value::new(value.as_bytes()).unwrap(), only_if: None }
+    Operation::Write { key: key(of), written: Written::Value(Value::new(value.as_bytes()).unwrap()), only_if: None }
 }
 
 fn delete(of: &str) -> Operation<'_> {
-    Operation::Delete { key: key(of), only_if: None }
+    Operation::Write { key: key(of), written: Written::Nothing, only_if: None }
 }
 
 /// An index, and the log that it is of, as far as LSNs and offsets go.
@@ -138,8 +138,11 @@ fn conditions_see_what_is_not_acknowledged() {
     let mut table = Table::new(LIMITS);
     table.apply(&[put("a", "1")]).unwrap();
     let only_if = |revision| Some(Expected::from_number(revision));
-    let put_if =
-        |revision| Operation::Put { key: key("a"), value: Value::new(b"").unwrap(), only_if: only_if(revision) };
+    let put_if = |revision| Operation::Write {
+        key: key("a"),
+        written: Written::Value(Value::new(b"").unwrap()),
+        only_if: only_if(revision),
+    };
     let mismatch = Mismatch { operation: 0, now: Revision::of(Lsn(1)) };
     assert_eq!(table.apply(&[put_if(0)]), Err(Refused::Mismatch(mismatch)));
     assert_eq!(table.apply(&[put_if(1)]), Ok(Lsn(2)));
@@ -224,7 +227,7 @@ fn requests_wait_when_too_many_changes_do() {
 fn a_copy_takes_the_value_that_its_source_has() {
     let mut table = Table::new(LIMITS);
     table.apply(&[put("a", "value")]).unwrap();
-    let operations = [Operation::Copy { key: key("b"), source: key("a"), only_if: None }];
+    let operations = [Operation::Write { key: key("b"), written: Written::CopyOf(key("a")), only_if: None }];
     let apply = Apply::new(&operations).unwrap();
     let at = Position::new(SegmentId(1), Offset(4096));
     let source = |revision| Revision::of(Lsn(revision)).map(|revision| Source { revision, length: 5 });

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use tailwind_protocol::table::record::{Key, Revision};
-use tailwind_protocol::table::request::{Apply, Mismatch, Operation, Revisions};
+use tailwind_protocol::table::request::{Apply, Mismatch, Operation, Revisions, Written};
 
 /// A value and its revision.
 pub(super) type Row = (Rc<[u8]>, u64);
@@ -41,7 +41,7 @@ impl Model {
             let wrong =
                 operation.condition().filter(|expected| !expected.holds(Revision::of(key.into_lsn()))).map(|_| key);
             let missing = match operation {
-                Operation::Copy { source, .. } if revision(*source) == 0 => Some(0),
+                Operation::Write { written: Written::CopyOf(source), .. } if revision(*source) == 0 => Some(0),
                 _ => None,
             };
             let now = Revision::of(wrong.or(missing)?.into_lsn());
@@ -56,10 +56,12 @@ impl Model {
         for operation in apply.operations() {
             let value: Option<Rc<[u8]>> = match operation {
                 Operation::Require { .. } => continue,
-                Operation::Delete { .. } => None,
-                Operation::Put { value, .. } => Some(value.as_bytes().into()),
+                Operation::Write { written: Written::Nothing, .. } => None,
+                Operation::Write { written: Written::Value(value), .. } => Some(value.as_bytes().into()),
                 // Of the state before: the changes come into it below.
-                Operation::Copy { source, .. } => Some(self.appended[source.as_bytes()].0.clone()),
+                Operation::Write { written: Written::CopyOf(source), .. } => {
+                    Some(self.appended[source.as_bytes()].0.clone())
+                }
             };
             revision += 1;
             changes.push((operation.key().as_bytes().to_vec(), value.map(|value| (value, revision))));
@@ -89,12 +91,14 @@ impl Model {
         for operation in operations {
             let key = operation.key().as_bytes();
             match operation {
-                Operation::Put { value, .. } => drop(after.insert(key, value.as_bytes().len())),
-                Operation::Copy { source, .. } => {
+                Operation::Write { written: Written::Value(value), .. } => {
+                    after.insert(key, value.as_bytes().len());
+                }
+                Operation::Write { written: Written::CopyOf(source), .. } => {
                     let length = self.appended.get(source.as_bytes()).map_or(0, |row| row.0.len());
                     after.insert(key, length);
                 }
-                Operation::Delete { .. } => drop(after.remove(key)),
+                Operation::Write { written: Written::Nothing, .. } => drop(after.remove(key)),
                 Operation::Require { .. } => {}
             }
         }

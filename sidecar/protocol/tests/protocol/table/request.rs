@@ -30,19 +30,19 @@ fn key(text: &str) -> Key<'_> {
 }
 
 fn put<'a>(of: &'a str, value: &'a str) -> Operation<'a> {
-    Operation::Put { key: key(of), value: Value::new(value.as_bytes()).unwrap(), only_if: None }
+    Operation::Write { key: key(of), written: Written::Value(Value::new(value.as_bytes()).unwrap()), only_if: None }
 }
 
 fn put_if<'a>(of: &'a str, expected: Expected) -> Operation<'a> {
-    Operation::Put { key: key(of), value: Value::new(b"v").unwrap(), only_if: Some(expected) }
+    Operation::Write { key: key(of), written: Written::Value(Value::new(b"v").unwrap()), only_if: Some(expected) }
 }
 
 fn delete(of: &str) -> Operation<'_> {
-    Operation::Delete { key: key(of), only_if: None }
+    Operation::Write { key: key(of), written: Written::Nothing, only_if: None }
 }
 
 fn copy<'a>(of: &'a str, source: &'a str) -> Operation<'a> {
-    Operation::Copy { key: key(of), source: key(source), only_if: None }
+    Operation::Write { key: key(of), written: Written::CopyOf(key(source)), only_if: None }
 }
 
 fn require(of: &str, expected: Expected) -> Operation<'_> {
@@ -105,7 +105,7 @@ fn a_copy_needs_its_source() {
     let judged = |operation| Apply::new(&[operation]).unwrap().judge(&before);
     let if_absent = |of, source| {
         let only_if = Some(Expected::Absent);
-        Operation::Copy { key: key(of), source: key(source), only_if }
+        Operation::Write { key: key(of), written: Written::CopyOf(key(source)), only_if }
     };
     assert_eq!(judged(if_absent("x", "a")), Ok(()));
     assert_eq!(judged(if_absent("x", "y")), Err(Mismatch { operation: 0, now: None }));
@@ -155,12 +155,16 @@ fn any_operation() -> impl Strategy<Value = Operation<'static>> {
     let only_if = || prop::option::of(expected());
     prop_oneof![
         (name(), only_if()).prop_map(|(of, only_if)| {
-            Operation::Put { key: key(of), value: Value::new(of.as_bytes()).unwrap(), only_if }
+            Operation::Write { key: key(of), written: Written::Value(Value::new(of.as_bytes()).unwrap()), only_if }
         }),
-        (name(), only_if()).prop_map(|(of, only_if)| Operation::Delete { key: key(of), only_if }),
-        (name(), name(), only_if()).prop_map(|(of, source, only_if)| Operation::Copy {
+        (name(), only_if()).prop_map(|(of, only_if)| Operation::Write {
             key: key(of),
-            source: key(source),
+            written: Written::Nothing,
+            only_if
+        }),
+        (name(), name(), only_if()).prop_map(|(of, source, only_if)| Operation::Write {
+            key: key(of),
+            written: Written::CopyOf(key(source)),
             only_if
         }),
         (name(), expected()).prop_map(|(of, expected)| require(of, expected)),
@@ -192,7 +196,7 @@ proptest! {
             if expects.is_some_and(|expects| expects != key_is) {
                 return Some(key_is);
             }
-            matches!(operation, Operation::Copy { source, .. } if has(*source) == 0).then_some(0)
+            matches!(operation, Operation::Write { written: Written::CopyOf(source), .. } if has(*source) == 0).then_some(0)
         };
         let first = operations.iter().enumerate().find_map(|(at, operation)| Some((at as u16, fails(operation)?)));
         let judged = apply.judge(&before).err().map(|found| (found.operation, Revision::number(found.now)));
@@ -202,7 +206,7 @@ proptest! {
         prop_assert_eq!(writes.iter().map(|write| write.key).collect::<Vec<_>>(), written);
         for (at, write) in writes.iter().enumerate() {
             prop_assert_eq!(write.more, at + 1 < writes.len());
-            let deletes = matches!(operations[usize::from(write.operation)], Operation::Delete { .. });
+            let deletes = matches!(operations[usize::from(write.operation)], Operation::Write { written: Written::Nothing, .. });
             prop_assert_eq!(deletes, write.written == Written::Nothing);
             let revision = apply.revision(at as u16, Lsn(100)).unwrap();
             prop_assert_eq!(revision.lsn().0, 100 - writes.len() as u64 + at as u64 + 1);

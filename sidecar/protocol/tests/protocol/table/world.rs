@@ -23,7 +23,7 @@ use tailwind_protocol::table::index::{Index, Limits};
 use tailwind_protocol::table::moves::{Candidate, batch};
 use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
-use tailwind_protocol::table::request::{Apply, Expected, Operation, Revisions};
+use tailwind_protocol::table::request::{Apply, Expected, Operation, Revisions, Written};
 use tailwind_protocol::table::staged::{Refused, Source};
 
 use self::checks::{check_full, entry};
@@ -238,9 +238,13 @@ impl World {
             let only_if = self.condition(of);
             operations.push(match self.random.below(10) {
                 0 => Operation::Require { key: key(of), expected: only_if.unwrap_or(Expected::Absent) },
-                1 => Operation::Copy { key: key(of), source: key(other), only_if },
-                2 | 3 => Operation::Delete { key: key(of), only_if },
-                _ => Operation::Put { key: key(of), value: Value::new(value).expect("a value"), only_if },
+                1 => Operation::Write { key: key(of), written: Written::CopyOf(key(other)), only_if },
+                2 | 3 => Operation::Write { key: key(of), written: Written::Nothing, only_if },
+                _ => Operation::Write {
+                    key: key(of),
+                    written: Written::Value(Value::new(value).expect("a value")),
+                    only_if,
+                },
             });
         }
         let result = Apply::new(&operations).map_or(Ok(()), |apply| self.carry_out(&apply));

@@ -2,7 +2,7 @@
 
 use tailwind_protocol::table::cleaner::GRACE_MS;
 use tailwind_protocol::table::record::Value;
-use tailwind_protocol::table::request::{Apply, Operation};
+use tailwind_protocol::table::request::{Apply, Operation, Written};
 
 use super::{SEGMENTS, World, key, unless};
 
@@ -36,7 +36,7 @@ impl World {
             self.acknowledge(self.log.last())?;
         }
         let name = self.names[last].clone();
-        let operations = [Operation::Delete { key: key(&name), only_if: None }];
+        let operations = [Operation::Write { key: key(&name), written: Written::Nothing, only_if: None }];
         self.carry_out(&Apply::new(&operations).expect("a request"))?;
         for _ in 0..100 {
             self.now = self.now.plus(GRACE_MS);
@@ -53,7 +53,7 @@ impl World {
         let (name, value) = (self.names[name].clone(), vec![name as u8; length]);
         let value = Value::new(&value).expect("a value");
         let before = self.tally;
-        let operations = [Operation::Put { key: key(&name), value, only_if: None }];
+        let operations = [Operation::Write { key: key(&name), written: Written::Value(value), only_if: None }];
         self.carry_out(&Apply::new(&operations).expect("a request"))?;
         if self.tally.waits > before.waits {
             self.turn()?;
