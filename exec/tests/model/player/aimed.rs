@@ -13,6 +13,9 @@ const LARGE: usize = 256 << 10;
 /// What is written to it between two syncs, and how often: together twice its size and more, so that a generation begins.
 const PART: usize = 30_000;
 const PARTS: usize = 40;
+/// Writes that syncs may meet under way, and the threads that sync.
+const MEETINGS: usize = 24;
+const SYNCING: usize = 4;
 
 impl World {
     /// One program of three ends with one of these.
@@ -22,6 +25,7 @@ impl World {
             0 => self.hand_over(&name("handed"), random),
             1 => self.cut_by_path(&name("cut"), random),
             2 => self.outgrow_log(&name("large"), random),
+            3 => self.meet_writes(&name("met"), random),
             _ => {}
         }
     }
@@ -93,6 +97,31 @@ impl World {
         }
     }
 
+    /// When all openings are long over, threads sync a file again and again while another one writes to it, from memory that has to
+    /// come from a disk first: what a sync has compared by then is not what the write leaves.
+    fn meet_writes(&self, name: &str, random: &mut Random) {
+        let (_, descriptor, file) = self.make(name, &[1; SMALL]);
+        let sources: Vec<Slow> = (0..MEETINGS).map(|_| Slow::new(random.below(255) as u8 + 1)).collect();
+        std::thread::sleep(OPENINGS_OVER);
+        self.sync_data(&file);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..SYNCING {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        self.sync_data(&file);
+                    }
+                });
+            }
+            for source in &sources {
+                io::pwrite(&descriptor, source.bytes(), 0).expect("pwrite");
+                self.content(&file);
+                self.sync_data(&file);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+
     /// Closes a descriptor after a last write by it, and gives its number to another description of the same file, which is no
     /// further and no further back than that one was at the last sync.
     pub(super) fn replace_number(&self, table: &mut Table, from: usize, to: usize, random: &mut Random) {
@@ -115,4 +144,31 @@ impl World {
 fn open_for_writing(path: &Path) -> OwnedFd {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     fs::open(path, flags, Mode::from_raw_mode(0o644)).expect("open a file")
+}
+
+/// Bytes that are on a disk, in no memory: who reads them waits.
+struct Slow(*mut std::ffi::c_void);
+
+impl Slow {
+    fn new(byte: u8) -> Slow {
+        let file = tempfile::tempfile().expect("a file elsewhere");
+        file.write_all_at(&[byte; SMALL], 0).expect("write");
+        file.sync_all().expect("sync");
+        fs::fadvise(&file, 0, None, fs::Advice::DontNeed).expect("fadvise");
+        // SAFETY: new memory, wherever the kernel likes.
+        let at = unsafe { mmap(std::ptr::null_mut(), SMALL, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
+        Slow(at.expect("a mapping"))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: it is mapped as long as this lives, and nobody else has the file.
+        unsafe { std::slice::from_raw_parts(self.0.cast(), SMALL) }
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        // SAFETY: this has mapped it, and its bytes are borrowed from this.
+        unsafe { munmap(self.0, SMALL) }.expect("munmap");
+    }
 }
