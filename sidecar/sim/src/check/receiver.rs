@@ -82,9 +82,11 @@ impl Checks {
 
     /// A backup tells what it holds.
     fn shows(&mut self, host: &Host, inventory: &Inventory, first_of_epoch: bool) {
+        // A file that was trimmed away may outlive its removal. The promise on the same disk says that it is not needed, unless an
+        // older one has been put back.
+        let trimmed = inventory.trimmed.max(self.trimmed_below());
         let known = self.receivers.known.entry(host.no).or_default();
-        // A file that was trimmed away may outlive its removal; the promise on the same disk says that it is not needed.
-        let needed = inventory.copies.iter().filter(|copy| copy.closure.last >= inventory.trimmed);
+        let needed = inventory.copies.iter().filter(|copy| copy.closure.last >= trimmed);
         let mut shown = needed.map(|copy| copy.identity);
         if let Some(SegmentIdentity { segment, epoch, .. }) = shown.find(|identity| !known.contains(identity)) {
             let name = &host.name;
