@@ -88,7 +88,7 @@ pub(crate) struct Damage(Count);
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Damage(segments) = self;
-        write!(f, "{segments} damaged: the primary reinstalls them from other members, see TailwindMemberDamaged")
+        write!(f, "{segments} damaged, which the primary restores from other members: see TailwindMemberDamaged")
     }
 }
 
