@@ -7,27 +7,26 @@
 //! *stuck* (a table that is left alone gets room).
 
 mod checks;
+mod cleaning;
+mod crash;
 mod scenes;
 
 use std::collections::BTreeMap;
 
 use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::{Lsn, SegmentId};
-use tailwind_protocol::layout::CHECKSUM_SIZE;
 use tailwind_protocol::table::acked::{LINE_ENTRIES, LINE_SIZE, LineId};
 use tailwind_protocol::table::bounds::Bounds;
 use tailwind_protocol::table::cleaner::{Cleaner, Doing, GRACE_MS, Input, Output, Progress};
-use tailwind_protocol::table::fold::{Fold, FoldError};
 use tailwind_protocol::table::hash::{Buckets, HashKey};
 use tailwind_protocol::table::index::{Index, Limits};
-use tailwind_protocol::table::moves::{Candidate, batch};
 use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Apply, Expected, Operation, Revisions, Written};
 use tailwind_protocol::table::staged::{Refused, Source};
 
 use self::checks::{check_full, entry};
-use super::log::{Log, SIZE, Segment};
+use super::log::{Log, SIZE};
 use super::model::Model;
 
 /// The smallest table.
@@ -354,126 +353,6 @@ impl World {
         self.now = self.now.plus(self.random.below(most));
         self.progress()?;
         self.step(Input::Tick)
-    }
-
-    // ---- Cleaning ----------------------------------------------------------------------------------------------------
-
-    /// Answers one thing that the cleaner waits for.
-    fn work(&mut self) -> Result<(), String> {
-        if self.pending.is_empty() {
-            return Ok(());
-        }
-        let at = self.random.below(self.pending.len() as u64) as usize;
-        match self.pending.swap_remove(at) {
-            Output::Fetch(segment) if self.random.below(10) == 0 => self.step(Input::NotFetched(segment)),
-            Output::Fetch(segment) => self.step(Input::Fetched(segment)),
-            Output::Move(segment, from) => self.judge_moves(segment, from),
-            Output::Forget(_) | Output::Trim(_) => Ok(()),
-        }
-    }
-
-    fn judge_moves(&mut self, id: SegmentId, from: Lsn) -> Result<(), String> {
-        let segment = self.log.segments.iter().find(|segment| segment.id() == id).expect("not trimmed yet");
-        let after = segment.closed().last.next();
-        let bytes = segment.records(u64::MAX);
-        let owned: Vec<_> = bytes.into_iter().map(|(at, record)| (at, record.lsn, record.payload.to_vec())).collect();
-        let all = owned.iter().filter(|(_, lsn, _)| *lsn >= from && *lsn < after);
-        let record = |lsn, payload| tailwind_protocol::scan::Record { lsn, payload };
-        let all: Vec<Candidate<'_>> =
-            all.filter_map(|(at, lsn, payload)| Candidate::of(*at, record(*lsn, payload))).collect();
-        let at_once = self.judged_at_once;
-        let candidates = || batch(all.iter().copied()).take(at_once);
-
-        let room = |log: &Log| log.open().room().saturating_sub(CHECKSUM_SIZE);
-        let mut staged = self.index.stage_moves(candidates(), room(&self.log));
-        if staged.judged() == 0 && !all.is_empty() {
-            if !self.bounds.may_move(self.log.len() + 1, self.at_first) {
-                self.pending.push(Output::Move(id, from));
-                return Ok(());
-            }
-            self.log.roll();
-            drop(staged);
-            staged = self.index.stage_moves(candidates(), room(&self.log));
-        }
-        let (judged, moved) = (staged.judged(), staged.moved());
-        if moved > 0 {
-            let records: Vec<KeyedRecord<'_>> = staged.records(candidates()).collect();
-            unless(records.len() == moved, || format!("views: {moved} moves, {} records", records.len()))?;
-            let (first, at) = self.log.append(&records);
-            staged.appended(first, at);
-        } else {
-            drop(staged);
-        }
-        self.tally.moved += moved as u64;
-        self.tally.dropped += (judged - moved) as u64;
-        let next = all.get(judged).map_or(after, |candidate| candidate.lsn);
-        let appended = Lsn(self.log.last());
-        self.step(Input::Moved { segment: id, next, moved: moved as u32, appended })
-    }
-
-    fn trim(&mut self, below: u64) -> Result<(), String> {
-        let open = self.log.open().id();
-        let goes = |segment: &&Segment| segment.closed().last.0 < below && segment.id() < open;
-        let gone: Vec<SegmentId> = self.log.segments.iter().filter(goes).map(Segment::id).collect();
-        self.log.trim(below);
-        self.check_log(self.log.acked)?;
-        for id in gone {
-            unless(!self.mirror.values().any(|named| *named == id), || format!("S19: a mirror names segment {id}"))?;
-            let since = self.named.get(&id).map(|named| self.now.0 - named.0);
-            unless(since.is_none_or(|ms| ms >= GRACE_MS), || format!("S19: segment {id} was named {since:?} ms ago"))?;
-            self.tally.trimmed += 1;
-        }
-        Ok(())
-    }
-
-    // ---- Crashes ---------------------------------------------------------------------------------------------------------
-
-    /// The primary dies; the log is recovered up to any append that may have survived.
-    fn crash(&mut self) -> Result<(), String> {
-        self.tally.crashes += 1;
-        let ends = self.log.ends();
-        let cut = self.random.pick(&ends);
-        self.log.crash(cut);
-        self.model.crash(cut);
-        self.check_log(cut)?;
-        let (index, last) = loop {
-            let hash_key = HashKey(std::array::from_fn(|_| self.random.next() as u8));
-            match self.fold(hash_key) {
-                Ok(folded) => break folded,
-                Err(FoldError::NoRoom(_)) => {}
-                Err(gap) => return Err(format!("S18: {gap}")),
-            }
-        };
-        unless(last.is_none_or(|last| last == Lsn(cut)), || format!("S18: {last:?} is the last, not {cut}"))?;
-        self.index = index;
-        self.index.check(self.log.open().id());
-        let open = self.log.open().id();
-        let closed = self.log.segments.iter_mut().filter(|segment| segment.id() < open).map(|segment| {
-            segment.told = true;
-            segment.closed()
-        });
-        let closed: Vec<_> = closed.collect();
-        self.cleaner = Cleaner::new(self.bounds, closed.into_iter(), None);
-        (self.at_first, self.pending) = (self.log.len(), Vec::new());
-        self.lines =
-            (0..self.index.acked_view().lines()).map(|line| self.index.acked_view().line(LineId(line))).collect();
-        // Mirrors are of one epoch: nothing is read from those of the last one.
-        self.published = self.published.map(|_| 0);
-        self.mirror.clear();
-        self.named.clear();
-        self.check_views(true)
-    }
-
-    fn fold(&self, hash_key: HashKey) -> Result<(Index, Option<Lsn>), FoldError> {
-        let mut fold = Fold::new(Index::new(hash_key, self.limits, Window::new(SIZE)));
-        for segment in &self.log.segments {
-            for (at, record) in segment.records(segment.closed().last.0) {
-                fold.record(at, record)?;
-            }
-        }
-        let folded = fold.finish();
-        assert_eq!(folded.unkeyed, None);
-        Ok((folded.index, folded.last))
     }
 
     // ---- The end ---------------------------------------------------------------------------------------------------------
