@@ -2,7 +2,7 @@
 //! on disk before it is given, and kept), S6 (a buffer is zero, and nobody else's, when it is lent), S10 (what the answer to a
 //! fence showed as absent stays absent until it is lent anew), S12 (what it has closed and lost it misses).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use tailwind_protocol::backup::{Backup, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset};
@@ -17,6 +17,8 @@ use crate::world::{Host, HostNo, Key};
 pub(super) struct Receivers {
     /// The newest fence that it has reported.
     reported: BTreeMap<HostNo, Epoch>,
+    /// Those of which an older promise has been put back.
+    went_back: BTreeSet<HostNo>,
     /// Requests that were taken and not answered.
     asked: BTreeMap<RequestId, Asked>,
     /// What each may hold: shown by the last answer to a fence, or lent since.
@@ -84,7 +86,8 @@ impl Checks {
     fn shows(&mut self, host: &Host, inventory: &Inventory, first_of_epoch: bool) {
         // A file that was trimmed away may outlive its removal. The promise on the same disk says that it is not needed, unless an
         // older one has been put back.
-        let trimmed = inventory.trimmed.max(self.trimmed_below());
+        let went_back = self.receivers.went_back.contains(&host.no);
+        let trimmed = if went_back { self.trimmed_below() } else { inventory.trimmed };
         let known = self.receivers.known.entry(host.no).or_default();
         let needed = inventory.copies.iter().filter(|copy| copy.closure.last >= trimmed);
         let mut shown = needed.map(|copy| copy.identity);
@@ -235,6 +238,7 @@ impl Checks {
     /// An older promise has been put back: what was promised since is nobody's fault.
     pub(crate) fn goes_back(&mut self, host: HostNo, epoch: Epoch) {
         self.receivers.reported.entry(host).and_modify(|reported| *reported = (*reported).min(epoch));
+        self.receivers.went_back.insert(host);
     }
 
     /// An older folder has been put back: what was trimmed since is there again.
@@ -246,6 +250,7 @@ impl Checks {
     /// The backup was replaced by another one of the same name.
     pub(crate) fn forgets(&mut self, host: HostNo) {
         self.receivers.reported.remove(&host);
+        self.receivers.went_back.remove(&host);
         self.receivers.known.remove(&host);
         self.receivers.ever.remove(&host);
         self.receivers.closed.remove(&host);
