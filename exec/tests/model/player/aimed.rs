@@ -42,6 +42,14 @@ impl World {
         (path, descriptor, file)
     }
 
+    /// A new small file, synced when all openings are long over.
+    fn make_quiet(&self, name: &str) -> (PathBuf, OwnedFd, Arc<Played>) {
+        let made = self.make(name, &[1; SMALL]);
+        std::thread::sleep(OPENINGS_OVER);
+        self.sync_data(&made.2);
+        made
+    }
+
     fn sync_data(&self, file: &Played) {
         self.sync_by(Covers::File(file.id), || fs::fdatasync(&file.reader));
     }
@@ -72,9 +80,7 @@ impl World {
 
     /// When all openings are long over, a file is cut by its path, and is then as long as before: its length tells nothing.
     fn cut_by_path(&self, name: &str, random: &mut Random) {
-        let (path, descriptor, file) = self.make(name, &[1; SMALL]);
-        std::thread::sleep(OPENINGS_OVER);
-        self.sync_data(&file);
+        let (path, descriptor, file) = self.make_quiet(name);
         let path = c_path(&path);
         for length in [random.below(SMALL as u64), SMALL as u64] {
             // SAFETY: a path that ends with NUL.
@@ -100,10 +106,8 @@ impl World {
     /// When all openings are long over, threads sync a file again and again while another one writes to it, from memory that has to
     /// come from a disk first: what a sync has compared by then is not what the write leaves.
     fn meet_writes(&self, name: &str, random: &mut Random) {
-        let (_, descriptor, file) = self.make(name, &[1; SMALL]);
+        let (_, descriptor, file) = self.make_quiet(name);
         let sources: Vec<Slow> = (0..MEETINGS).map(|_| Slow::new(random.below(255) as u8 + 1)).collect();
-        std::thread::sleep(OPENINGS_OVER);
-        self.sync_data(&file);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..SYNCING {
@@ -155,7 +159,7 @@ impl Slow {
         file.write_all_at(&[byte; SMALL], 0).expect("write");
         file.sync_all().expect("sync");
         fs::fadvise(&file, 0, None, fs::Advice::DontNeed).expect("fadvise");
-        // SAFETY: new memory, wherever the kernel likes.
+        // SAFETY: a new mapping, at a place that the kernel chooses.
         let at = unsafe { mmap(std::ptr::null_mut(), SMALL, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
         Slow(at.expect("a mapping"))
     }
