@@ -140,8 +140,7 @@ fn list_bugs() -> ExitCode {
 }
 
 /// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that continues
-/// takes some hundred, or a thousand. `CutByOpenForgotten` is not found reliably yet: one sync has to look between the event of
-/// an opening and its cut, and the next one after the file has grown to its old length, while the descriptor stays open.
+/// takes some hundred, or a thousand.
 #[cfg(feature = "planted-bugs")]
 fn planted_bugs(only: &[String]) -> Result<(), String> {
     const WITHIN: u64 = 3000;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::{self, Errno};
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap};
 
 use crate::Places;
 use crate::journal::{Covers, Entry, FileId, Leads, Paths};
