@@ -13,7 +13,8 @@ use tailwind_protocol::segment::Payload;
 use crate::fabric::Fabric;
 use crate::members::MemberChannel;
 use crate::segments::{ActiveSegment, OpenSegment, Placed};
-use crate::waits::{APPENDS_MAX, QUESTIONS_MAX, SYNCS_MAX, WaitingAppend, WaitingQuestion, Waits};
+use crate::table::Table;
+use crate::waits::{APPENDS_MAX, BEHIND_MAX, QUESTIONS_MAX, SYNCS_MAX, WaitingAppend, WaitingQuestion, Waits};
 
 /// Outputs of the machine in one turn, about: a term that begins or loses a member wants some dozens at once.
 const OUTPUTS: usize = 64;
@@ -48,6 +49,9 @@ pub enum Proof {
     Last(Lsn),
     /// Of [`PrimaryLog::sync`]: everything up to this record is on disk at every member.
     Synced(Lsn),
+    /// Of [`PrimaryLog::ask_behind`]: the last acknowledged record; everything that was appended before the question is not after
+    /// it.
+    Behind(Lsn),
 }
 
 /// What a turn has come to.
@@ -70,6 +74,8 @@ pub struct PrimaryLog<F: Fabric, A, Q> {
     /// By index of the seat.
     pub(crate) members: [Option<MemberChannel<F>>; MEMBERS_MAX],
     pub(crate) waits: Waits<A, Q>,
+    /// Of a log that keeps one.
+    pub(crate) table: Option<Box<Table>>,
     /// The last acknowledged record, and where its append ends.
     pub(crate) acked: (Lsn, Position),
     /// When lines that linger are pushed.
@@ -92,6 +98,7 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             segments: VecDeque::with_capacity(SEGMENTS_MAX),
             members: [const { None }; MEMBERS_MAX],
             waits: Waits::new(),
+            table: None,
             lines_due: None,
             outputs: Vec::with_capacity(OUTPUTS),
             failures: Vec::new(),
@@ -115,10 +122,12 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
     }
 
     /// Places an append, which waits for its ack from now on. `size` is what its payloads take in the log
-    /// ([`append_size`](tailwind_protocol::segment::append_size)). `None`: not now, try again in a later turn.
+    /// ([`append_size`](tailwind_protocol::segment::append_size)). `None`: not now, try again in a later turn. A log that keeps a
+    /// table takes requests instead ([`PrimaryLog::apply`]).
     pub fn append(&mut self, append: A, size: usize, payloads: impl Iterator<Item = impl Payload>) -> Option<Placed> {
+        debug_assert!(self.table.is_none(), "a table takes requests");
         let placed = self.place(size, payloads)?;
-        self.waits.add_append(placed, append);
+        self.waits.add_append(placed, Some(append));
         Some(placed)
     }
 
@@ -150,12 +159,17 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         self.waits.syncs() < SYNCS_MAX
     }
 
-    /// Appends that wait.
-    pub fn appends(&self) -> impl DoubleEndedIterator<Item = (&A, Placed)> + ExactSizeIterator {
-        self.waits.appends().iter().map(|waiting| (&waiting.append, waiting.placed))
+    /// One more question may wait behind appends.
+    pub fn may_ask_behind(&self) -> bool {
+        self.waits.behind() < BEHIND_MAX
     }
 
-    /// Questions that wait, also those of syncs of which everything is on disk.
+    /// Appends that wait; `None`: moves.
+    pub fn appends(&self) -> impl DoubleEndedIterator<Item = (Option<&A>, Placed)> + ExactSizeIterator {
+        self.waits.appends().iter().map(|waiting| (waiting.append.as_ref(), waiting.placed))
+    }
+
+    /// Questions that wait, also those of syncs of which everything is on disk; but not those behind appends.
     pub fn questions(&self) -> impl ExactSizeIterator<Item = &Q> {
         self.waits.questions.iter().map(|waiting| &waiting.question)
     }
@@ -163,6 +177,11 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
     /// Syncs that wait for the members, or for their proof.
     pub fn syncs(&self) -> usize {
         self.waits.syncs() + self.waits.questions.iter().filter(|waiting| waiting.synced.is_some()).count()
+    }
+
+    /// Questions that wait behind appends.
+    pub fn behind(&self) -> usize {
+        self.waits.behind()
     }
 
     /// Questions that were answered since the beginning.
@@ -210,10 +229,15 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         let mut acked = None;
         while let Some(WaitingAppend { placed, append }) = self.waits.pop_acknowledged(reached) {
             acked = Some((placed.last, placed.end));
-            listener.acknowledged(append, placed.last);
+            if let Some(append) = append {
+                listener.acknowledged(append, placed.last);
+            }
         }
         let (last, end) = acked?;
         self.acked = (last, end);
+        if let Some(table) = &mut self.table {
+            table.acknowledged(last);
+        }
         if let Some(active) = &mut self.active {
             active.on_acknowledged(end);
         }
@@ -222,12 +246,15 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
 
     /// Answers the questions that every needed member has proved.
     fn answer(&mut self, now: Time, listener: &mut impl Listener<A, Q>) {
-        let Some(newest) = self.waits.questions.last() else { return };
-        let barrier = newest.barrier;
+        let Some(barrier) = self.waits.last_barrier() else { return };
         // A line may be the write that a member has had since the barrier.
         self.push_lines();
         self.probe(barrier, now);
-        let (primary, last) = (&self.primary, self.acked.0);
+        let (primary, (last, acked)) = (&self.primary, self.acked);
+        while let Some(question) = self.waits.pop_behind(acked, |barrier| primary.passed(barrier)) {
+            self.waits.proved += 1;
+            listener.proved(question, Proof::Behind(last));
+        }
         let passed =
             |waiting: &mut WaitingQuestion<Q>| primary.passed(waiting.barrier) || planted::has(Bug::EndUnproved);
         for WaitingQuestion { question, synced, .. } in self.waits.questions.extract_if(.., passed) {

@@ -102,6 +102,16 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         Some(Placed { end: Position::new(active.writer.identity().segment, closure.end), last: closure.last })
     }
 
+    /// Bytes for appends in the segment that takes them; `None` until the epoch's first one does.
+    pub(crate) fn room(&self) -> Option<usize> {
+        self.active.as_ref().map(|active| active.writer.room())
+    }
+
+    /// The last record that was appended, in this epoch or before.
+    pub(crate) fn last_appended(&self) -> Lsn {
+        self.active.as_ref().map_or(self.primary.first(), |active| active.writer.next()).prev()
+    }
+
     /// The first segment of the epoch, once it is lent; later the next one, sealing the one before.
     fn activate(&mut self) -> Option<()> {
         let (identity, first) = match &self.active {
@@ -134,14 +144,12 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
 
     /// Everything that was appended is to be on disk at every member: up to the record that is returned.
     pub(crate) fn sync_appended(&mut self) -> Lsn {
-        let (end, last) = match &self.active {
-            Some(active) => {
-                let segment = active.writer.identity().segment;
-                (Position::new(segment, active.writer.closure().end), active.writer.next().prev())
-            }
+        let end = match &self.active {
+            Some(active) => Position::new(active.writer.identity().segment, active.writer.closure().end),
             // Nothing yet in this epoch: what was recovered.
-            None => (self.primary.acked(), self.primary.first().prev()),
+            None => self.primary.acked(),
         };
+        let last = self.last_appended();
         let end = if planted::has(Bug::SyncsAckedOnly) { self.primary.acked() } else { end };
         self.primary.sync(end, last);
         last

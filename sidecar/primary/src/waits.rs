@@ -16,12 +16,15 @@ pub(crate) const APPENDS_MAX: usize = 64 << 10;
 pub(crate) const QUESTIONS_MAX: usize = 64;
 /// Syncs that may wait.
 pub(crate) const SYNCS_MAX: usize = 64;
+/// Questions that may wait behind appends: one for each client that has lost a race for a key.
+pub(crate) const BEHIND_MAX: usize = 1024;
 
 /// An append that waits for its ack.
 #[derive(Debug)]
 pub(crate) struct WaitingAppend<A> {
     pub(crate) placed: Placed,
-    pub(crate) append: A,
+    /// `None`: the cleaner's moves, for which no client waits.
+    pub(crate) append: Option<A>,
 }
 
 /// A question that waits for a barrier.
@@ -40,12 +43,21 @@ struct WaitingSync<Q> {
     question: Q,
 }
 
+/// A question that waits for a barrier, and for the acks of what was appended before it.
+#[derive(Debug)]
+struct WaitingBehind<Q> {
+    end: Position,
+    barrier: Post,
+    question: Q,
+}
+
 /// All that waits, in the order in which it was taken.
 #[derive(Debug)]
 pub(crate) struct Waits<A, Q> {
     appends: VecDeque<WaitingAppend<A>>,
     pub(crate) questions: Vec<WaitingQuestion<Q>>,
     syncs: Vec<WaitingSync<Q>>,
+    behind: VecDeque<WaitingBehind<Q>>,
     /// Questions that were answered.
     pub(crate) proved: u64,
 }
@@ -56,11 +68,12 @@ impl<A, Q> Waits<A, Q> {
             appends: VecDeque::with_capacity(APPENDS_MAX),
             questions: Vec::with_capacity(QUESTIONS_MAX),
             syncs: Vec::with_capacity(SYNCS_MAX),
+            behind: VecDeque::with_capacity(BEHIND_MAX),
             proved: 0,
         }
     }
 
-    pub(crate) fn add_append(&mut self, placed: Placed, append: A) {
+    pub(crate) fn add_append(&mut self, placed: Placed, append: Option<A>) {
         self.appends.push_back(WaitingAppend { placed, append });
     }
 
@@ -70,6 +83,23 @@ impl<A, Q> Waits<A, Q> {
 
     pub(crate) fn add_sync(&mut self, last: Lsn, question: Q) {
         self.syncs.push(WaitingSync { last, question });
+    }
+
+    /// A question behind everything up to `end`.
+    pub(crate) fn add_behind(&mut self, end: Position, barrier: Post, question: Q) {
+        self.behind.push_back(WaitingBehind { end, barrier, question });
+    }
+
+    /// The oldest question behind appends, if those are acknowledged and its barrier has passed.
+    pub(crate) fn pop_behind(&mut self, acked: Position, passed: impl Fn(Post) -> bool) -> Option<Q> {
+        let waiting = self.behind.pop_front_if(|waiting| waiting.end <= acked && passed(waiting.barrier))?;
+        Some(waiting.question)
+    }
+
+    /// The latest barrier that a question waits for.
+    pub(crate) fn last_barrier(&self) -> Option<Post> {
+        let asked = self.questions.last().map(|waiting| waiting.barrier);
+        asked.max(self.behind.back().map(|waiting| waiting.barrier))
     }
 
     /// The oldest append, if everything up to its end is acknowledged.
@@ -97,6 +127,7 @@ impl<A, Q> Waits<A, Q> {
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Q) -> bool) {
         self.questions.retain(|waiting| keep(&waiting.question));
         self.syncs.retain(|sync| keep(&sync.question));
+        self.behind.retain(|waiting| keep(&waiting.question));
     }
 
     pub(crate) fn appends(&self) -> &VecDeque<WaitingAppend<A>> {
@@ -105,6 +136,10 @@ impl<A, Q> Waits<A, Q> {
 
     pub(crate) fn syncs(&self) -> usize {
         self.syncs.len()
+    }
+
+    pub(crate) fn behind(&self) -> usize {
+        self.behind.len()
     }
 
     /// The last record that waits, and where its append ends.
@@ -116,6 +151,7 @@ impl<A, Q> Waits<A, Q> {
     pub(crate) fn into_parts(self) -> (impl Iterator<Item = A>, impl Iterator<Item = Q>) {
         let questions = self.questions.into_iter().map(|waiting| waiting.question);
         let syncs = self.syncs.into_iter().map(|sync| sync.question);
-        (self.appends.into_iter().map(|waiting| waiting.append), questions.chain(syncs))
+        let behind = self.behind.into_iter().map(|waiting| waiting.question);
+        (self.appends.into_iter().filter_map(|waiting| waiting.append), questions.chain(syncs).chain(behind))
     }
 }

@@ -469,6 +469,12 @@ impl Primary {
         &self.closed
     }
 
+    /// Segments of the log, from the first one to the one that takes appends, or will. One that is lent ahead is not counted.
+    pub fn log_segments(&self) -> u32 {
+        let open = self.segments.active_id().0 + 1 - self.segments.oldest().0;
+        self.closed.len() as u32 + open as u32
+    }
+
     /// True once this primary has stepped down.
     pub fn is_over(&self) -> bool {
         self.over

@@ -141,7 +141,7 @@ impl Leading {
 
     fn tick(&mut self, now: Time) {
         let progress = Progress { acked: self.log.primary().acked(), passed: self.log.proved() };
-        let waits = self.log.appends().len() > 0 || self.log.questions().len() > 0;
+        let waits = self.log.appends().len() > 0 || self.log.questions().len() > 0 || self.log.behind() > 0;
         self.stall.tick(now, progress, waits);
     }
 

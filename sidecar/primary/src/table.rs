@@ -1,0 +1,180 @@
+//! A log that keeps a table: requests are judged and appended, and so are the cleaner's moves.
+//!
+//! Part of [`PrimaryLog`]. The [index](tailwind_protocol::table::index) judges by what was appended, and shows what is
+//! acknowledged; the [bounds](tailwind_protocol::table::bounds) say how long the log may be. One thread judges and appends both
+//! requests and moves, so neither can pass the other. See "Tables" in `docs/protocol.md`.
+//!
+//! Nothing here allocates after [`PrimaryLog::keep_table`].
+
+use tailwind_protocol::ids::{Lsn, Offset, Position};
+use tailwind_protocol::layout::{CHECKSUM_SIZE, MARKS_SIZE, SEGMENT_OVERHEAD};
+use tailwind_protocol::table::bounds::Bounds;
+use tailwind_protocol::table::index::{Full, Index};
+use tailwind_protocol::table::moves::Candidate;
+use tailwind_protocol::table::request::{Apply, Mismatch, TooLarge};
+use tailwind_protocol::table::staged::Refused;
+
+use crate::fabric::Fabric;
+use crate::log::PrimaryLog;
+use crate::segments::Placed;
+
+/// What a primary of a table has beside its log.
+#[derive(Debug)]
+pub struct Table {
+    index: Index,
+    bounds: Bounds,
+    /// Segments that the log had when the term began.
+    at_first: u32,
+}
+
+/// Why a request was not appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unapplied {
+    /// No room now; try again in a later turn.
+    Later,
+    /// A condition does not hold. To be told by [`PrimaryLog::ask_behind`]: what it was judged by may not be acknowledged yet.
+    Mismatch(Mismatch),
+    /// The table takes nothing more, except for deletes and smaller values.
+    Full(Full),
+    /// No log of this segment size can take it.
+    TooLarge(TooLarge),
+}
+
+/// What has become of candidates of the cleaner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// So many of them were judged: offer the others again.
+    pub judged: usize,
+    /// So many of those were live, and are appended.
+    pub moved: u32,
+    /// The last record of the log then, moves included.
+    pub appended: Lsn,
+}
+
+impl Table {
+    /// A table whose index is the fold of the recovered log.
+    pub fn new(index: Index, bounds: Bounds) -> Table {
+        Table { index, bounds, at_first: 0 }
+    }
+
+    /// Its index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The bounds of its log.
+    pub fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    /// Everything up to this record is acknowledged.
+    pub(crate) fn acknowledged(&mut self, last: Lsn) {
+        // There is no mirror yet that wants to know which lines have changed.
+        self.index.acked(last, |_| {});
+    }
+}
+
+impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
+    /// This log keeps a table. To be called before anything is appended.
+    pub fn keep_table(&mut self, mut table: Box<Table>) {
+        assert!(self.active.is_none(), "nothing has been appended in this epoch");
+        table.at_first = self.primary.log_segments();
+        self.table = Some(table);
+    }
+
+    /// The table that it keeps, if it does.
+    pub fn table(&self) -> Option<&Table> {
+        self.table.as_deref()
+    }
+
+    /// Judges a request, which has no copy, and appends its writes as one batch, which waits for its ack from now on. It needs the
+    /// room that [`PrimaryLog::may_append`] tells of.
+    pub fn apply(&mut self, append: A, apply: &Apply<'_>) -> Result<Placed, Unapplied> {
+        let mut table = self.table.take().expect("a request comes to a table");
+        let placed = self.judge_and_place(&mut table, apply);
+        self.table = Some(table);
+        self.waits.add_append(placed?, Some(append));
+        placed
+    }
+
+    fn judge_and_place(&mut self, table: &mut Table, apply: &Apply<'_>) -> Result<Placed, Unapplied> {
+        let segment_size = table.index.window().segment_size();
+        let size = apply.size(segment_size, |_| unreachable!("copies are not taken")).map_err(Unapplied::TooLarge)?;
+        let staged = table.index.stage(apply, |_| None).map_err(|refused| match refused {
+            Refused::Mismatch(mismatch) => Unapplied::Mismatch(mismatch),
+            Refused::Full(full) => Unapplied::Full(full),
+            Refused::Wait => Unapplied::Later,
+            Refused::Source(_) => unreachable!("copies are not taken"),
+        })?;
+        if !table.bounds.may_put(self.segments_with(size)) {
+            return Err(Unapplied::Later);
+        }
+        let records = apply.writes().map(|write| write.record(|_| unreachable!("copies are not taken")));
+        let placed = self.place(size, records).ok_or(Unapplied::Later)?;
+        let first = Lsn(placed.last.0 + 1 - u64::from(apply.write_count()));
+        staged.appended(first, begin(placed, size));
+        Ok(placed)
+    }
+
+    /// Judges candidates of the oldest segment, in their order, and appends those that are live as one batch. No client waits for it.
+    /// `None`: no room now, and nothing is judged; offer them again in a later turn.
+    pub fn move_live<'c>(&mut self, candidates: impl Iterator<Item = Candidate<'c>> + Clone) -> Option<Moved> {
+        if !self.may_append() {
+            return None;
+        }
+        let mut table = self.table.take().expect("a table is cleaned");
+        let moved = self.judge_and_move(&mut table, candidates);
+        self.table = Some(table);
+        moved
+    }
+
+    fn judge_and_move<'c>(
+        &mut self,
+        table: &mut Table,
+        candidates: impl Iterator<Item = Candidate<'c>> + Clone,
+    ) -> Option<Moved> {
+        let size = table.index.window().segment_size().bytes() as usize;
+        let whole = size - SEGMENT_OVERHEAD - MARKS_SIZE;
+        let room = self.room().unwrap_or(whole).saturating_sub(CHECKSUM_SIZE);
+        let mut staged = table.index.stage_moves(candidates.clone(), room);
+        if staged.judged() == 0 && candidates.clone().next().is_some() {
+            drop(staged);
+            staged = table.index.stage_moves(candidates.clone(), whole - CHECKSUM_SIZE);
+            if staged.judged() == 0 {
+                // As many changes wait for their acks as may.
+                return None;
+            }
+        }
+        let (judged, moved) = (staged.judged(), staged.moved() as u32);
+        if moved > 0 {
+            let size = staged.size() + CHECKSUM_SIZE;
+            if !table.bounds.may_move(self.segments_with(size), table.at_first) {
+                return None;
+            }
+            let placed = self.place(size, staged.records(candidates))?;
+            staged.appended(Lsn(placed.last.0 + 1 - u64::from(moved)), begin(placed, size));
+            self.waits.add_append(placed, None);
+        }
+        Some(Moved { judged, moved, appended: self.last_appended() })
+    }
+
+    /// A question that is answered once it is proved that this was primary after it came, and everything is acknowledged that was
+    /// appended before it. It needs the room that [`PrimaryLog::may_ask_behind`] tells of.
+    ///
+    /// So a mismatch is told. What it was judged by is in every later log then; and while it was judged no later primary had
+    /// begun, which might have changed the key.
+    pub fn ask_behind(&mut self, question: Q) {
+        let (_, end) = self.waits.last_append().unwrap_or(self.acked);
+        self.waits.add_behind(end, self.primary.barrier(), question);
+    }
+
+    /// Segments of the log, if this many bytes are appended.
+    fn segments_with(&self, size: usize) -> u32 {
+        self.primary.log_segments() + u32::from(self.room().is_some_and(|room| room < size))
+    }
+}
+
+/// Where an append of this size begins.
+fn begin(placed: Placed, size: usize) -> Position {
+    Position::new(placed.end.segment, Offset(placed.end.offset.0 - size as u32))
+}
