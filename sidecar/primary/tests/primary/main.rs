@@ -1,0 +1,6 @@
+//! A primary's log over a fabric that does what a test tells it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod group;
+mod log;
+mod table;
