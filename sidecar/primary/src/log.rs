@@ -226,17 +226,18 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
     /// boards: a write request may end in the middle of an append, and a scan would miss what was never whole.
     fn acknowledge(&mut self, listener: &mut impl Listener<A, Q>) -> Option<(Lsn, Position)> {
         let reached = self.primary.acked();
-        let mut acked = None;
+        let (mut acked, mut awaited) = (None, Lsn(0));
         while let Some(WaitingAppend { placed, append }) = self.waits.pop_acknowledged(reached) {
             acked = Some((placed.last, placed.end));
             if let Some(append) = append {
+                awaited = placed.last;
                 listener.acknowledged(append, placed.last);
             }
         }
         let (last, end) = acked?;
         self.acked = (last, end);
         if let Some(table) = &mut self.table {
-            table.acknowledged(last);
+            table.acknowledged(if planted::has(Bug::MovesStayUnseen) { awaited } else { last });
         }
         if let Some(active) = &mut self.active {
             active.on_acknowledged(end);

@@ -8,6 +8,8 @@
 
 use tailwind_protocol::ids::{Lsn, Offset, Position};
 use tailwind_protocol::layout::{CHECKSUM_SIZE, MARKS_SIZE, SEGMENT_OVERHEAD};
+use tailwind_protocol::planted::{self, Bug};
+use tailwind_protocol::primary::Post;
 use tailwind_protocol::table::bounds::Bounds;
 use tailwind_protocol::table::index::{Full, Index};
 use tailwind_protocol::table::moves::Candidate;
@@ -106,7 +108,8 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             Refused::Wait => Unapplied::Later,
             Refused::Source(_) => unreachable!("copies are not taken"),
         })?;
-        if !table.bounds.may_put(self.segments_with(size)) {
+        let fits = planted::has(Bug::PutsFillReserve) && self.room().is_some_and(|room| room >= size);
+        if !fits && !table.bounds.may_put(self.segments_with(size)) {
             return Err(Unapplied::Later);
         }
         let records = apply.writes().map(|write| write.record(|_| unreachable!("copies are not taken")));
@@ -164,8 +167,11 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
     /// So a mismatch is told. What it was judged by is in every later log then; and while it was judged no later primary had
     /// begun, which might have changed the key.
     pub fn ask_behind(&mut self, question: Q) {
-        let (_, end) = self.waits.last_append().unwrap_or(self.acked);
-        self.waits.add_behind(end, self.primary.barrier(), question);
+        let unproved = planted::has(Bug::MismatchWithoutBarrier);
+        let barrier = if unproved { Post::default() } else { self.primary.barrier() };
+        let appended = self.waits.last_append().filter(|_| !planted::has(Bug::MismatchTellsUnacked));
+        let (_, end) = appended.unwrap_or(self.acked);
+        self.waits.add_behind(end, barrier, question);
     }
 
     /// Segments of the log, if this many bytes are appended.

@@ -26,7 +26,7 @@ macro_rules! bugs {
 }
 
 impl Bug {
-    /// A bug of the parts of tables, of which the simulator has none yet: `tests/protocol/table/worlds.rs` finds it.
+    /// A bug of tables: other groups do not have it.
     pub const fn is_of_tables(self) -> bool {
         matches!(
             self,
@@ -38,6 +38,10 @@ impl Bug {
                 | Bug::DropsUnacked
                 | Bug::TrimWithoutGrace
                 | Bug::FoldIgnoresDeletes
+                | Bug::MismatchTellsUnacked
+                | Bug::MismatchWithoutBarrier
+                | Bug::PutsFillReserve
+                | Bug::MovesStayUnseen
         )
     }
 }
@@ -164,6 +168,14 @@ bugs! {
     TrimWithoutGrace = "trim-without-grace",
     /// Table: a fold of the log ignores deletes. Breaks S18.
     FoldIgnoresDeletes = "fold-ignores-deletes",
+    /// Table: a mismatch is told although what it was judged by is not acknowledged. It may tell of what is lost.
+    MismatchTellsUnacked = "mismatch-tells-unacked",
+    /// Table: a mismatch is told without a barrier, by a primary that may be deposed.
+    MismatchWithoutBarrier = "mismatch-without-barrier",
+    /// Table: a put that fits the segment that takes appends is placed, even if that one is for moves alone. Breaks S9.
+    PutsFillReserve = "puts-fill-reserve",
+    /// Table: the index does not hear that moves are acknowledged. It names records that are trimmed.
+    MovesStayUnseen = "moves-stay-unseen",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

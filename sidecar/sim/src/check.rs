@@ -6,6 +6,7 @@
 mod bounds;
 mod history;
 mod receiver;
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -15,6 +16,8 @@ use tailwind_protocol::layout::{RECORD_HEADER_SIZE, SegmentIdentity};
 
 use history::History;
 use receiver::Receivers;
+use table::Tables;
+pub(crate) use table::{Does, Mismatch, Operation, State, size_in_log};
 
 /// Ends the run: a rule is broken.
 pub(crate) fn broken(rule: &str, what: String) -> ! {
@@ -40,6 +43,7 @@ pub(crate) struct Checks {
     appends: BTreeSet<(Epoch, Lsn)>,
     history: History,
     receivers: Receivers,
+    tables: Tables,
 }
 
 impl Checks {

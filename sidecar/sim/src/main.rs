@@ -8,9 +8,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use tailwind_protocol::config::Durability;
 use tailwind_sim::model::{self, Progress, SCENARIOS, Scenario};
+use tailwind_sim::plan::{Fixed, Kind};
 use tailwind_sim::runner::{self, Outcome, Wanted};
 
 /// How often progress is shown.
@@ -46,6 +47,9 @@ struct Args {
     /// Durability of every group, whatever its seed draws
     #[arg(long, value_name = "memory|battery|flushed")]
     durability: Option<Durability>,
+    /// What every group keeps, whatever its seed draws
+    #[arg(long, value_name = "log|table")]
+    kind: Option<Kind>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -76,13 +80,14 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(Command::Exhaust { scenario }) = &args.command {
         return exhaust(scenario.as_deref());
     }
+    let fixed = Fixed { durability: args.durability, kind: args.kind };
     if let Some(seed) = args.seed {
-        return tell(seed, args.durability);
+        return tell(seed, fixed);
     }
     let mut good = true;
     if let Some(file) = &args.kept {
-        for seed in kept(file)? {
-            good &= judge(&runner::play(seed, false, None))?;
+        for (seed, fixed) in kept(file)? {
+            good &= judge(&runner::play(seed, false, fixed))?;
         }
     }
     if args.seeds.is_none() && args.minutes.is_none() {
@@ -97,7 +102,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         time,
         jobs,
         broken_max: args.broken_max,
-        durability: args.durability,
+        fixed,
     };
     let outcome = play_many(&wanted);
     let mut out = std::io::stdout().lock();
@@ -107,7 +112,9 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     }
     if let Some((seed, _)) = outcome.broken.first() {
         let durability = args.durability.map(|durability| format!(" --durability {durability}")).unwrap_or_default();
-        writeln!(out, "replay: cargo run -p tailwind-sim -- {seed}{durability}")?;
+        let kind = args.kind.and_then(|kind| kind.to_possible_value());
+        let kind = kind.map(|kind| format!(" --kind {}", kind.get_name())).unwrap_or_default();
+        writeln!(out, "replay: cargo run -p tailwind-sim -- {seed}{durability}{kind}")?;
     }
     Ok(good && outcome.broken.is_empty())
 }
@@ -134,8 +141,8 @@ fn exhaust(name: Option<&str>) -> anyhow::Result<bool> {
     Ok(outcomes.iter().all(|outcome| outcome.counterexample.is_none() && outcome.exhausted))
 }
 
-fn tell(seed: u64, durability: Option<Durability>) -> anyhow::Result<bool> {
-    let played = runner::play(seed, true, durability);
+fn tell(seed: u64, fixed: Fixed) -> anyhow::Result<bool> {
+    let played = runner::play(seed, true, fixed);
     std::io::stdout().write_all(played.story.as_bytes())?;
     judge(&played)
 }
@@ -169,13 +176,12 @@ fn play_many(wanted: &Wanted) -> Outcome {
     outcome
 }
 
-fn kept(file: &Path) -> anyhow::Result<Vec<u64>> {
+fn kept(file: &Path) -> anyhow::Result<Vec<(u64, Fixed)>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("read kept seeds {}", file.display()))?;
     let mut seeds = Vec::new();
     for (nth, line) in text.lines().enumerate() {
-        let Some(word) = line.split_whitespace().next().filter(|word| !word.starts_with('#')) else { continue };
-        let seed = word.parse().with_context(|| format!("{}:{}: `{word}` is no seed", file.display(), nth + 1))?;
-        seeds.push(seed);
+        let Some(kept) = runner::kept(line) else { continue };
+        seeds.push(kept.with_context(|| format!("{}:{}: it does not begin with a seed", file.display(), nth + 1))?);
     }
     Ok(seeds)
 }

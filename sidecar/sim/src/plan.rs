@@ -4,7 +4,9 @@
 //! Drawn by [`World::new`](crate::world::World::new). Every fault is on in some seeds and off in others (swarm testing:
 //! Groce et al., ISSTA 2012): a fault that strikes all the time hides what the others would show.
 
+use clap::ValueEnum;
 use tailwind_protocol::config::Durability;
+use tailwind_protocol::table::bounds;
 
 use crate::random::Random;
 use crate::tally::Fault;
@@ -43,6 +45,67 @@ impl Sending {
             *random.pick(&[(1 << 10, u32::MAX), (4 << 10, 8), (32 << 10, 1), (1 << 20, 1), (1 << 20, u32::MAX)]);
         let (lingers, bit_by_bit) = (random.one_in(2), random.one_in(2));
         Sending { post_bytes_max, depth, lingers, bit_by_bit }
+    }
+}
+
+/// What a group keeps in its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Plain records.
+    Log,
+    /// A table.
+    Table,
+}
+
+/// What a seed does not draw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// What an ack promises.
+    pub durability: Option<Durability>,
+    /// What the group keeps.
+    pub kind: Option<Kind>,
+}
+
+/// A group that keeps a table.
+#[derive(Clone, Debug)]
+pub struct TablePlan {
+    /// Segments of its memory.
+    pub segments: u32,
+    /// Keys that it takes.
+    pub keys_max: u32,
+    /// Keys that its app knows.
+    pub names: u64,
+    /// Those of them that most operations are about.
+    pub hot: u64,
+    /// One operation in so many is about any key.
+    pub cold_one_in: u64,
+    /// Of 64 requests, those that ask in vain whether a key has changed, as an app does that waits for a lock.
+    pub vain: u64,
+    /// Largest value of most puts, bytes.
+    pub value_max: u64,
+    /// One put in so many has a value of up to the largest size.
+    pub large_one_in: u64,
+}
+
+impl TablePlan {
+    /// A third of all seeds are tables. Drawn apart, so that the others play as they did before there were any.
+    pub(crate) fn draw(seed: u64, kind: Option<Kind>) -> Option<TablePlan> {
+        let mut random = Random::new(seed ^ TABLES);
+        let is_table = random.one_in(3);
+        if !kind.map_or(is_table, |kind| kind == Kind::Table) {
+            return None;
+        }
+        let names = *random.pick(&[3, 40, 400]);
+        Some(TablePlan {
+            segments: bounds::SEGMENTS_MIN,
+            keys_max: *random.pick(&[names, names * 9 / 10]) as u32,
+            names,
+            hot: *random.pick(&[3, names]),
+            cold_one_in: *random.pick(&[3, 20]),
+            vain: *random.pick(&[0, 0, 0, 63]),
+            value_max: *random.pick(&[30, 700, 4000]),
+            large_one_in: random.within(2, 10),
+        })
     }
 }
 
@@ -123,6 +186,8 @@ pub struct Plan {
     pub pulls: bool,
     /// How a primary's ends of its queue pairs behave.
     pub sending: Sending,
+    /// Of a group that keeps a table.
+    pub table: Option<TablePlan>,
     /// Faults that strike in this seed.
     pub faults: Vec<Fault>,
 }
@@ -145,6 +210,8 @@ const DRAWN_APART: [(Fault, u64); 12] = [
 ];
 /// Tells those random numbers from all others of a seed.
 const APART: u64 = 0x6c61_7465_7221;
+/// The same of those that decide on tables.
+const TABLES: u64 = 0x7461_626c_6573;
 
 impl Plan {
     /// Draws a plan.
@@ -194,6 +261,7 @@ impl Plan {
             read_grain,
             pulls,
             sending: Sending::draw(&mut apart),
+            table: None,
             faults,
         }
     }
@@ -220,6 +288,7 @@ impl Plan {
             read_grain: None,
             pulls: shape.pulls,
             sending: Sending::PLAIN,
+            table: None,
             faults: vec![Fault::ClosedBitFlip],
         }
     }

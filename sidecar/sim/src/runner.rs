@@ -5,8 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tailwind_protocol::config::Durability;
-
+use crate::plan::{Fixed, Kind};
 use crate::tally::Tally;
 use crate::world::{Lie, World};
 
@@ -21,9 +20,9 @@ pub struct Played {
     pub end: Result<Tally, String>,
 }
 
-/// Plays one seed, in a group of this durability whatever the seed says. `listening`: whether its story is wanted.
-pub fn play(seed: u64, listening: bool, durability: Option<Durability>) -> Played {
-    play_in(seed, World::new(seed, listening, durability))
+/// Plays one seed, but for what is fixed. `listening`: whether its story is wanted.
+pub fn play(seed: u64, listening: bool, fixed: Fixed) -> Played {
+    play_in(seed, World::new(seed, listening, fixed))
 }
 
 /// Plays one seed, in a group in which a member likes this lie.
@@ -40,6 +39,15 @@ fn play_in(seed: u64, mut world: World) -> Played {
     Played { seed, story: world.story(), end }
 }
 
+/// A line of the kept seeds: the seed, and how it is to be played. Tables say so in the second word. All others were logs when
+/// they were kept. `None`: a comment.
+pub fn kept(line: &str) -> Option<Result<(u64, Fixed), std::num::ParseIntError>> {
+    let mut words = line.split_whitespace();
+    let seed = words.next().filter(|word| !word.starts_with('#'))?;
+    let kind = if words.next() == Some("table:") { Kind::Table } else { Kind::Log };
+    Some(seed.parse().map(|seed| (seed, Fixed { kind: Some(kind), ..Fixed::default() })))
+}
+
 /// Which seeds to play.
 #[derive(Clone, Debug)]
 pub struct Wanted {
@@ -51,8 +59,8 @@ pub struct Wanted {
     pub time: Duration,
     /// Threads.
     pub jobs: usize,
-    /// Durability of every group; `None`: what each seed draws.
-    pub durability: Option<Durability>,
+    /// What no seed draws.
+    pub fixed: Fixed,
     /// Stop after so many broken seeds.
     pub broken_max: usize,
 }
@@ -78,7 +86,7 @@ pub fn play_many(wanted: &Wanted, progress: impl Fn(&Outcome) + Sync) -> Outcome
             if nth >= wanted.count {
                 return;
             }
-            let played = play(wanted.first.wrapping_add(nth), false, wanted.durability);
+            let played = play(wanted.first.wrapping_add(nth), false, wanted.fixed);
             let mut outcome = outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             match played.end {
                 Ok(tally) => outcome.tally.add(&tally),

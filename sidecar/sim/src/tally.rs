@@ -201,6 +201,26 @@ pub struct Tally {
     pub followed: u64,
     /// Promotions of sidecars that followed.
     pub turns: u64,
+    /// Requests of tables that were carried out.
+    pub applied: u64,
+    /// Requests of which a condition did not hold.
+    pub mismatches: u64,
+    /// Of those, the ones that were told.
+    pub mismatches_told: u64,
+    /// Requests that a table had no room for.
+    pub full: u64,
+    /// Times that a request could not be placed.
+    pub waits: u64,
+    /// Logs folded at a win.
+    pub folded: u64,
+    /// Records that cleaners have had judged.
+    pub judged: u64,
+    /// Of those, the ones that were moved.
+    pub moved: u64,
+    /// Bytes of log that they took.
+    pub moved_bytes: u64,
+    /// Trims by cleaners.
+    pub cleaned: u64,
     /// Longest time in which appends waited and none was acknowledged while faults struck, microseconds.
     pub outage_max: u64,
     /// Longest time from the end of the faults to the first new ack, microseconds.
@@ -241,6 +261,16 @@ impl Tally {
         self.boards_fresh += other.boards_fresh;
         self.followed += other.followed;
         self.turns += other.turns;
+        self.applied += other.applied;
+        self.mismatches += other.mismatches;
+        self.mismatches_told += other.mismatches_told;
+        self.full += other.full;
+        self.waits += other.waits;
+        self.folded += other.folded;
+        self.judged += other.judged;
+        self.moved += other.moved;
+        self.moved_bytes += other.moved_bytes;
+        self.cleaned += other.cleaned;
         self.outage_max = self.outage_max.max(other.outage_max);
         self.return_max = self.return_max.max(other.return_max);
         self.grown_max = self.grown_max.max(other.grown_max);
@@ -268,6 +298,16 @@ impl fmt::Display for Tally {
             self.boards_read, self.boards_fresh, self.boards_torn
         )?;
         writeln!(f, "{} records handed out by followers, {} of them promoted", self.followed, self.turns)?;
+        writeln!(
+            f,
+            "{} requests of tables applied, {} mismatches, {} of them told, {} without room; {} logs folded",
+            self.applied, self.mismatches, self.mismatches_told, self.full, self.folded
+        )?;
+        writeln!(
+            f,
+            "{} records of tables judged by cleaners, {} of them moved with {} bytes, {} trims",
+            self.judged, self.moved, self.moved_bytes, self.cleaned
+        )?;
         writeln!(
             f,
             "longest outage {:.1} s while faults struck; back after {:.1} s at most once they stopped; full size under load \

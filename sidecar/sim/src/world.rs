@@ -7,6 +7,7 @@
 
 pub(crate) mod app;
 mod candidate;
+mod cleaning;
 mod daemon;
 mod damage;
 mod deceit;
@@ -30,13 +31,14 @@ mod sender;
 pub(crate) mod sidecar;
 mod standby;
 mod store;
+mod table;
 
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::GroupName;
 
 use crate::check::{Checks, broken};
-use crate::plan::{Plan, Shape};
+use crate::plan::{Fixed, Plan, Shape, TablePlan};
 use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, trace};
@@ -158,9 +160,11 @@ pub(crate) fn group() -> GroupName {
 }
 
 impl World {
-    /// The world of this seed, or with another durability. `listening`: whether its story is wanted.
-    pub fn new(seed: u64, listening: bool, durability: Option<Durability>) -> World {
-        World::drawn(seed, listening, |plan| Plan { durability: durability.unwrap_or(plan.durability), ..plan })
+    /// The world of this seed, but for what is fixed. `listening`: whether its story is wanted.
+    pub fn new(seed: u64, listening: bool, fixed: Fixed) -> World {
+        let table = TablePlan::draw(seed, fixed.kind);
+        let durability = |plan: &Plan| fixed.durability.unwrap_or(plan.durability);
+        World::drawn(seed, listening, |plan| Plan { durability: durability(&plan), table, ..plan })
     }
 
     fn drawn(seed: u64, listening: bool, change: impl FnOnce(Plan) -> Plan) -> World {
@@ -180,7 +184,8 @@ impl World {
         let plan = &world.plan;
         trace!(
             world,
-            "{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
+            "{}{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
+            if plan.table.is_some() { "a table: " } else { "" },
             plan.backups,
             world.hosts.len(),
             plan.sidecars,
@@ -273,6 +278,7 @@ impl World {
             Some(after) => {
                 self.tally.return_max = after;
                 self.followers_catch_up();
+                self.rest_table();
                 self.repair_all();
                 self.grow();
                 self.refill();

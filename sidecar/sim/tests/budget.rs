@@ -5,16 +5,17 @@
 
 use std::time::Duration;
 
-use tailwind_sim::runner::{Wanted, play, play_many};
+use tailwind_sim::plan::Fixed;
+use tailwind_sim::runner::{Wanted, kept, play, play_many};
 
 /// Seeds from 0 on, where `TAILWIND_SIM_SEEDS` does not say how many: two seconds.
 const SEEDS: u64 = 100;
 
 #[test]
 fn budget_seeds_break_no_rule() {
-    for line in include_str!("../seeds.txt").lines().filter(|line| !line.starts_with('#')) {
-        let seed: u64 = line.split_whitespace().next().unwrap_or_default().parse().expect("a line begins with a seed");
-        let played = play(seed, false, None);
+    for kept in include_str!("../seeds.txt").lines().filter_map(kept) {
+        let (seed, fixed) = kept.expect("a line begins with a seed");
+        let played = play(seed, false, fixed);
         assert!(played.end.is_ok(), "seed {seed}: {:?}", played.end);
     }
     let count = match std::env::var("TAILWIND_SIM_SEEDS") {
@@ -22,7 +23,9 @@ fn budget_seeds_break_no_rule() {
         Err(_) => SEEDS,
     };
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let outcome =
-        play_many(&Wanted { first: 0, count, time: Duration::MAX, jobs, broken_max: 1, durability: None }, |_| {});
+    let outcome = play_many(
+        &Wanted { first: 0, count, time: Duration::MAX, jobs, broken_max: 1, fixed: Fixed::default() },
+        |_| {},
+    );
     assert!(outcome.broken.is_empty(), "{:?}", outcome.broken);
 }

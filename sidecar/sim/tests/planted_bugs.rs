@@ -2,6 +2,7 @@
 
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::planted::{self, Bug};
+use tailwind_sim::plan::{Fixed, Kind};
 use tailwind_sim::runner::{play, play_lying};
 use tailwind_sim::world::Lie;
 
@@ -24,11 +25,13 @@ enum How {
 /// then the search begins with seed 0.
 #[expect(clippy::print_stdout, reason = "how soon a bug is found is what a reader of the test wants to see")]
 fn hunt(bug: Bug, known: u64, how: How) {
+    // A third of all seeds are tables, and would find bugs of other parts too: but the noted ones were found in logs.
+    let kind = Some(if bug.is_of_tables() { Kind::Table } else { Kind::Log });
     let broken = |seed, planted| {
         planted::plant(planted);
         let played = match how {
-            How::Drawn => play(seed, false, None),
-            How::Under(durability) => play(seed, false, Some(durability)),
+            How::Drawn => play(seed, false, Fixed { durability: None, kind }),
+            How::Under(durability) => play(seed, false, Fixed { durability: Some(durability), kind }),
             How::Lying(lie) => play_lying(seed, lie),
         };
         let end = played.end;
@@ -59,8 +62,10 @@ macro_rules! hunts {
 
         #[test]
         fn every_planted_bug_has_a_test() {
+            // There are no mirrors here yet, and what is dropped before its delete is acknowledged is too rare.
+            let elsewhere = [Bug::EntryWithoutCrc, Bug::TrimWithoutGrace, Bug::DropsUnacked];
             let hunted = [$(Bug::$bug),*];
-            assert!(Bug::ALL.iter().all(|bug| bug.is_of_tables() || hunted.contains(bug)));
+            assert!(Bug::ALL.iter().all(|bug| elsewhere.contains(bug) || hunted.contains(bug)));
         }
     };
 }
@@ -121,4 +126,13 @@ hunts! {
     image_unverified ImageUnverified after 308;
     rot_is_left RotIsLeft after 8;
     completion_before_placement CompletionBeforePlacement after 176;
+    index_before_ack IndexBeforeAck after 1;
+    move_without_recheck MoveWithoutRecheck after 6;
+    move_renews_revision MoveRenewsRevision after 14;
+    trim_before_moved TrimBeforeMoved after 79;
+    fold_ignores_deletes FoldIgnoresDeletes after 2;
+    mismatch_tells_unacked MismatchTellsUnacked after 1;
+    mismatch_without_barrier MismatchWithoutBarrier after 214;
+    puts_fill_reserve PutsFillReserve after 14;
+    moves_stay_unseen MovesStayUnseen after 42;
 }

@@ -1,12 +1,13 @@
 //! A seed has one story; and seeds of a kind that is seldom drawn.
 
+use tailwind_sim::plan::Fixed;
 use tailwind_sim::runner::{Wanted, play, play_lying, play_many};
 use tailwind_sim::world::Lie;
 
 #[test]
 fn same_seed_gives_same_story() {
     for seed in 0..40 {
-        let (first, second) = (play(seed, true, None), play(seed, true, None));
+        let (first, second) = (play(seed, true, Fixed::default()), play(seed, true, Fixed::default()));
         assert!(first.story.lines().count() > 20, "seed {seed} tells something");
         for (nth, (a, b)) in first.story.lines().zip(second.story.lines()).enumerate() {
             assert_eq!(a, b, "seed {seed}, line {nth}");
@@ -18,22 +19,28 @@ fn same_seed_gives_same_story() {
 #[test]
 fn tracing_changes_nothing() {
     for seed in 0..20 {
-        assert_eq!(play(seed, true, None).end, play(seed, false, None).end, "seed {seed}");
+        assert_eq!(play(seed, true, Fixed::default()).end, play(seed, false, Fixed::default()).end, "seed {seed}");
     }
 }
 
 #[test]
 fn different_seeds_differ() {
-    assert_ne!(play(1, true, None).story, play(2, true, None).story);
+    assert_ne!(play(1, true, Fixed::default()).story, play(2, true, Fixed::default()).story);
 }
 
 #[test]
 fn totals_are_sums_over_seeds() {
-    let wanted =
-        Wanted { first: 0, count: 12, time: std::time::Duration::MAX, jobs: 2, broken_max: 20, durability: None };
+    let wanted = Wanted {
+        first: 0,
+        count: 12,
+        time: std::time::Duration::MAX,
+        jobs: 2,
+        broken_max: 20,
+        fixed: Fixed::default(),
+    };
     let together = play_many(&wanted, |_| {});
     let mut alone = tailwind_sim::tally::Tally::default();
-    (0..12).filter_map(|seed| play(seed, false, None).end.ok()).for_each(|tally| alone.add(&tally));
+    (0..12).filter_map(|seed| play(seed, false, Fixed::default()).end.ok()).for_each(|tally| alone.add(&tally));
     assert_eq!(together.tally, alone);
 }
 

@@ -66,13 +66,18 @@ impl World {
         let barrier = self.random.one_in(40);
         // Drawn apart: seeds in which nobody syncs play as they did before.
         let sync = self.plan.has(Fault::SyncedAndDark) && self.random.one_in(60);
-        let (batch, most) = match self.load {
-            true => (vec![Rc::from(asked.to_le_bytes())], LOAD_PIPELINE_MAX),
-            false => (self.batch(), PIPELINE_MAX),
+        let request = self.request(of);
+        let (batch, most) = match (&request, self.load) {
+            (Some(_), load) => (Vec::new(), if load { LOAD_PIPELINE_MAX } else { PIPELINE_MAX }),
+            (None, true) => (vec![Rc::from(asked.to_le_bytes())], LOAD_PIPELINE_MAX),
+            (None, false) => (self.batch(), PIPELINE_MAX),
         };
         self.with_lead(of, |_, lead| {
             if !quiet && lead.waiting() < most {
-                lead.backlog.push_back(batch);
+                match (&mut lead.table, request) {
+                    (Some(table), Some(request)) => table.requests.push_back(request),
+                    _ => lead.backlog.push_back(batch),
+                }
             }
             if sync {
                 lead.sync(asked);
@@ -117,7 +122,8 @@ impl World {
 
     fn trim(&mut self, of: SidecarNo) {
         let acked = self.sidecars[of.0].app.acked;
-        if acked == Lsn(0) || self.keeps_all {
+        // Of a table only the cleaner trims.
+        if acked == Lsn(0) || self.keeps_all || self.plan.table.is_some() {
             return;
         }
         let below = Lsn(self.random.within(1, acked.0 + 1));

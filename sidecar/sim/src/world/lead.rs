@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tailwind_primary::{Listener, Moment, PrimaryLog, Proof};
+use tailwind_primary::{Listener, Moment, PrimaryLog, Proof, Turned};
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
@@ -21,6 +21,7 @@ use super::seats::Link;
 use super::sender::{Published, SegmentMemory, SimFabric, Wire};
 use super::sidecar::{Again, Purpose, Role};
 use super::store::Ask;
+use super::table::TableLead;
 use super::{SidecarNo, World, group};
 use crate::trace::{records, trace};
 
@@ -50,6 +51,8 @@ pub(crate) struct Lead {
     pub(super) links: BTreeMap<Seat, Link>,
     /// Appends that wait for room.
     pub(crate) backlog: VecDeque<Vec<Rc<[u8]>>>,
+    /// Of a group that keeps a table.
+    pub(super) table: Option<Box<TableLead>>,
     /// When members were asked what is corrupt there.
     pub(super) asked: Micros,
     /// Appends pause for a newcomer.
@@ -65,13 +68,15 @@ pub(crate) enum About {
     End,
     /// That what it has appended is on disk at every member.
     Sync,
+    /// That a condition of this request did not hold.
+    Mismatch(u64),
 }
 
 /// A question of the app.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
-    asked: Micros,
-    about: About,
+    pub(super) asked: Micros,
+    pub(super) about: About,
 }
 
 /// What a turn tells the app, in its order.
@@ -110,11 +115,16 @@ impl World {
         };
         let caller = Caller { group: group(), log: config.log, epoch: config.epoch };
         let epoch = config.epoch;
+        let table = self.begin_table(epoch, reference);
         let mut out = Vec::new();
         let seed = self.random.next();
         let machine = Primary::new(config, rules, reference, seed, self.time(of), &mut out);
         let mut log = PrimaryLog::new(machine, self.plan.sending.post_bytes_max);
         log.outputs = out;
+        let table = table.map(|(table, lead)| {
+            log.keep_table(Box::new(table));
+            Box::new(lead)
+        });
         let lead = Lead {
             log,
             epoch,
@@ -124,6 +134,7 @@ impl World {
             fresh: BTreeMap::new(),
             links: BTreeMap::new(),
             backlog: VecDeque::new(),
+            table,
             asked: self.queue.now(),
             paused: false,
         };
@@ -168,16 +179,18 @@ impl World {
             if lead.machine().is_over() {
                 return;
             }
-            while self.place_append(of, lead) {}
+            while self.place_append(of, lead) || self.place_request(of, lead) {}
             let elapsed = Duration::from_micros(self.queue.now());
             let moment = Moment { now: self.time(of), elapsed, ticks: std::mem::take(&mut ticks) };
             let mut heard = Heard::default();
             self.prepare_wire(lead);
-            lead.log.turn(moment, &mut heard);
-            self.tell_app(of, lead, heard);
+            let turned = lead.log.turn(moment, &mut heard);
+            self.tell_app(of, lead, heard, turned);
+            self.judge_index(lead, false);
             self.send_posted(lead);
             self.count_failures(lead);
             self.checks.bounded_primary(lead.memory.len());
+            self.bound_table(lead);
             if lead.log.outputs.is_empty() {
                 return;
             }
@@ -225,6 +238,7 @@ impl World {
                 let name = &self.sidecars[of.0].name;
                 let what = records(closure.first, closure.last);
                 trace!(self, "{name}: segment {segment}, {what}, is closed everywhere");
+                self.cleaner_hears_of(of, lead, segment, closure);
             }
             Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
             Output::Survey => self.survey(of, None),
@@ -286,10 +300,20 @@ impl World {
         }
     }
 
-    fn tell_app(&mut self, of: SidecarNo, lead: &Lead, heard: Heard) {
+    fn tell_app(&mut self, of: SidecarNo, lead: &mut Lead, heard: Heard, turned: Turned) {
         let mut acked = None;
+        if let (Some(_), Some((last, _))) = (&lead.table, turned.acked) {
+            // With the moves, for which nobody waits.
+            let first = self.sidecars[of.0].app.acked.next();
+            acked = Some((first, last));
+            for lsn in (first.0..=last.0).map(Lsn) {
+                self.judge_ack(lead.epoch, lsn, lead.machine().config());
+            }
+            self.checks.table_acked(lead.epoch, last);
+        }
         for told in heard.0 {
             match told {
+                Told::Acknowledged(..) if lead.table.is_some() => {}
                 Told::Acknowledged(records, last) => {
                     let first = Lsn(last.0 + 1 - records);
                     let (start, _) = acked.unwrap_or((first, last));
@@ -310,7 +334,7 @@ impl World {
         }
     }
 
-    fn judge_proof(&mut self, of: SidecarNo, lead: &Lead, Question { asked, about }: Question, proof: Proof) {
+    fn judge_proof(&mut self, of: SidecarNo, lead: &mut Lead, Question { asked, about }: Question, proof: Proof) {
         match (about, proof) {
             (About::Role, Proof::Last(_)) => {
                 self.tally.barriers += 1;
@@ -323,6 +347,7 @@ impl World {
                 self.checks.end_is_told(lead.epoch, asked);
                 self.judge_sync(lead.epoch, last);
             }
+            (About::Mismatch(number), Proof::Behind(_)) => self.judge_mismatch(of, lead, number),
             other => unreachable!("an answer to another question: {other:?}"),
         }
     }
@@ -336,7 +361,8 @@ impl Lead {
 
     /// Appends that wait for room or for their ack.
     pub(crate) fn waiting(&self) -> usize {
-        self.backlog.len() + self.log.appends().len()
+        let requests = self.table.as_ref().map_or(0, |table| table.requests.len());
+        self.backlog.len() + requests + self.log.appends().len()
     }
 
     /// The app wants everything that it has appended on disk at every member. True if it can be had now.

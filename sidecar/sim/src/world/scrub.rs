@@ -123,7 +123,7 @@ impl World {
 }
 
 /// Looks at the bytes, never at what the machine believes.
-fn has_sound(host: &Host, identity: &SegmentIdentity, closure: &Closure) -> bool {
+pub(super) fn has_sound(host: &Host, identity: &SegmentIdentity, closure: &Closure) -> bool {
     let end = closure.end.0 as usize;
     let in_file = || {
         let node = host.files.segment(identity.segment, Sealed::Closed)?;

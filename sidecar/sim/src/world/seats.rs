@@ -155,6 +155,7 @@ impl World {
             self.primary_input(of, Input::Followed(seat, followed));
         }
         self.tick_lead(of);
+        self.clean(of);
         self.ask_for_damage(of);
     }
 

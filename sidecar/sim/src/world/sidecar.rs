@@ -17,6 +17,7 @@ use tailwind_protocol::standby::{Input, Round};
 
 use super::app::App;
 use super::candidate::Candidacy;
+use super::cleaning::CleanerFetch;
 use super::fabric::ChannelId;
 use super::follow::{Follow, FollowFetch, FollowNotice};
 use super::image::{Image, ImageId};
@@ -95,6 +96,8 @@ pub(crate) enum Purpose {
     Seat(Box<primary::Output>),
     Image(ImageId),
     Read,
+    /// A table's cleaner fetches a segment.
+    Clean(Box<CleanerFetch>),
     /// A standby asks whether enough members answer.
     Judge(Round, MemberId),
     FollowSurvey(Visit),
@@ -257,6 +260,7 @@ impl World {
             Purpose::Seat(output) => self.on_seat_answer(to, *output, answer),
             Purpose::Image(image) => self.on_image_answer(to, image, answer),
             Purpose::Read => self.on_read_answer(to, answer),
+            Purpose::Clean(fetch) => self.on_cleaner_answer(to, *fetch, answer),
             Purpose::Judge(round, member) => self.on_member_judged(to, round, member, answer),
             Purpose::FollowSurvey(visit) => self.on_follow_survey(to, visit, answer),
             Purpose::FollowFetch(visit, fetch) => self.on_follow_fetch(to, visit, fetch, answer),
