@@ -88,6 +88,12 @@ pub struct TablePlan {
 }
 
 impl TablePlan {
+    /// The smallest table, of an app that is told what to ask for.
+    fn still() -> TablePlan {
+        let (segments, keys_max) = (bounds::SEGMENTS_MIN, 100);
+        TablePlan { segments, keys_max, names: 1, hot: 1, cold_one_in: 1, vain: 0, value_max: 0, large_one_in: 1 }
+    }
+
     /// A third of all seeds are tables. Drawn apart, so that the others play as they did before there were any.
     pub(crate) fn draw(seed: u64, kind: Option<Kind>) -> Option<TablePlan> {
         let mut random = Random::new(seed ^ TABLES);
@@ -128,6 +134,8 @@ pub struct Shape {
     pub durability: Durability,
     /// Backups know how to pull.
     pub pulls: bool,
+    /// What the group keeps in its log.
+    pub kind: Kind,
 }
 
 impl Default for Shape {
@@ -141,6 +149,7 @@ impl Default for Shape {
             flush_bytes_max: None,
             durability: Durability::Memory,
             pulls: false,
+            kind: Kind::Log,
         }
     }
 }
@@ -288,7 +297,7 @@ impl Plan {
             read_grain: None,
             pulls: shape.pulls,
             sending: Sending::PLAIN,
-            table: None,
+            table: (shape.kind == Kind::Table).then(TablePlan::still),
             faults: vec![Fault::ClosedBitFlip],
         }
     }

@@ -5,6 +5,8 @@
 //! [`ScriptedGroup::wait`] lets time pass. The checkers judge every step, and after every command what each member holds. Names:
 //! `m1`, `m2`, … are backups, `s1`, `s2`, … are sidecars.
 
+mod table;
+
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::rc::Rc;

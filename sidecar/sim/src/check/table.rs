@@ -107,6 +107,12 @@ impl Checks {
         self.tables.appended(epoch)
     }
 
+    /// A key's value and revision after everything that was acknowledged.
+    pub(crate) fn table_row(&self, key: &[u8]) -> Option<(Rc<[u8]>, u64)> {
+        let row = self.tables.at(self.tables.newest, self.tables.reached)?.get(key)?;
+        Some((Rc::clone(&row.value), row.revision))
+    }
+
     /// The epoch has judged a request.
     pub(crate) fn table_judged(&self, epoch: Epoch, request: &[Operation], found: Option<Mismatch>) {
         let expected = self.table_expects(epoch, request);

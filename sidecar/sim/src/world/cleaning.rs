@@ -200,7 +200,7 @@ impl World {
                 all.extend(Candidate::of(at, record));
             }
         }
-        let at_once = *self.random.pick(&[1, 5, usize::MAX]);
+        let at_once = *self.random.pick(&[usize::MAX, 1, 5]);
         let offered: Vec<Candidate<'_>> = batch(all.iter().copied()).take(at_once).collect();
         let before = lead.log.primary().positions().appended;
         let moved = lead.log.move_live(offered.iter().copied())?;

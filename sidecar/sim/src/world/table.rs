@@ -90,6 +90,7 @@ impl World {
             }
         };
         self.tally.folded += u64::from(folded.last.is_some());
+        trace!(self, "the log folds into {}", counted(folded.index.keys()));
         let cleaning = Cleaning::new(plan.bounds(), reference, folded.unkeyed.map(|unkeyed| unkeyed.segment));
         let (requests, mismatches) = (VecDeque::new(), BTreeMap::new());
         Some((Table::new(folded.index, plan.bounds()), TableLead { requests, mismatches, count: 0, cleaning }))
@@ -105,6 +106,15 @@ impl World {
             }
         }
         Ok(fold.finish())
+    }
+
+    /// An app asks for this.
+    pub(crate) fn ask_table(&mut self, of: SidecarNo, operations: Vec<Operation>) {
+        let (asked, since) = (self.queue.now(), self.checks.table_reached());
+        self.with_lead(of, |_, lead| {
+            let table = lead.table.as_mut().expect("of a table");
+            table.requests.push_back(Request { operations, asked, since });
+        });
     }
 
     /// What the app asks for next.
@@ -242,6 +252,7 @@ impl World {
         self.tally.full += 1;
         let Some(limits) = self.plan.table.as_ref().map(TablePlan::limits) else { return true };
         let [(keys, bytes), (keys_after, bytes_after)] = self.sizes(lead, request);
+        trace!(self, "the table has no room: {full:?}");
         let is_full = match full {
             Full::Keys => keys_after > keys.max(u64::from(limits.keys_max)),
             Full::Memory => bytes_after > bytes.max(limits.live_bytes_max),
@@ -315,7 +326,9 @@ impl World {
         let table = lead.table.as_mut().expect("a mismatch is a table's");
         let Mismatched { request, found } = table.mismatches.remove(&number).expect("told once");
         let (operation, now) = found;
-        trace!(self, "{} tells that operation {operation} finds revision {now}", self.sidecars[of.0].name);
+        let key = request.operations[usize::from(operation)].key.escape_ascii();
+        let is = if now == 0 { "is absent".to_owned() } else { format!("has revision {now}") };
+        trace!(self, "{} changes nothing: {key} {is}", self.sidecars[of.0].name);
         self.tally.mismatches_told += 1;
         self.checks.end_is_told(lead.epoch, request.asked);
         self.checks.table_mismatched(lead.epoch, &request.operations, found, request.since);
@@ -352,6 +365,10 @@ fn rests(lead: &Lead) -> bool {
     let has_room = |table: &Table| table.bounds().may_put(lead.machine().log_segments());
     let at_rest = lead.table.as_deref().is_some_and(at_rest) && lead.log.appends().len() == 0;
     at_rest && lead.log.table().is_some_and(has_room)
+}
+
+fn counted(keys: u32) -> String {
+    if keys == 1 { "1 key".to_owned() } else { format!("{keys} keys") }
 }
 
 fn operation(operation: &Operation) -> request::Operation<'_> {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use goldenscript::ArgumentConsumer;
 use tailwind_protocol::config::Durability;
-use tailwind_sim::plan::Shape;
+use tailwind_sim::plan::{Kind, Shape};
 use tailwind_sim::scripted::{Loss, ScriptedGroup, StoreState, Tear};
 
 /// Milliseconds of a `tick`.
@@ -51,6 +51,7 @@ fn start(args: &mut ArgumentConsumer<'_>) -> Result<ScriptedGroup> {
         flush_bytes_max: number(args, "flush_bytes")?,
         durability,
         pulls: args.take_key("pulls").is_some(),
+        kind: if args.take_key("table").is_some() { Kind::Table } else { Kind::Log },
     });
     if let Some(primary) = args.take_key("primary") {
         group.promote(primary)?;
@@ -81,6 +82,22 @@ fn play(group: &mut ScriptedGroup, command: &str, args: &mut ArgumentConsumer<'_
         "batch" => {
             let (sidecar, size) = (name(args)?, number(args, "size")?.unwrap_or(0));
             group.append(sidecar, payloads(args, size))?;
+        }
+        // `apply s1 put/a/1 delete/b require/c@0 put/d@7/2 [size=3000] [count=1]`: so many requests, each of which puts a, deletes b,
+        // requires that c is absent, and puts d only if it has revision 7. Values are padded with dots.
+        "apply" => {
+            let (sidecar, size) = (name(args)?, number(args, "size")?.unwrap_or(0));
+            let count = number(args, "count")?.unwrap_or(1);
+            let operations: Vec<&str> = std::iter::from_fn(|| args.next_pos()).collect();
+            for _ in 0..count {
+                group.apply(sidecar, &operations, size)?;
+            }
+        }
+        // `key a`: what the log says of it, as far as it is acknowledged.
+        "key" => {
+            while let Some(key) = args.next_pos() {
+                group.key(key);
+            }
         }
         "deliver" => deliver(group, args)?,
         // What was delivered early can be seen.

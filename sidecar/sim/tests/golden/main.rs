@@ -56,6 +56,8 @@ scripts! { Script, "tests/golden/scripts":
     room_for_an_image,
     room_refused,
     stalled,
+    table,
+    table_cleaned,
     too_few,
     torn_across_segments,
     torn_tail,
