@@ -168,13 +168,13 @@ bugs! {
     TrimWithoutGrace = "trim-without-grace",
     /// Table: a fold of the log ignores deletes. Breaks S18.
     FoldIgnoresDeletes = "fold-ignores-deletes",
-    /// Table: a mismatch is told although what it was judged by is not acknowledged. It may tell of what is lost.
+    /// Primary's log: a mismatch is told although what it was judged by is not acknowledged. It may tell of what is lost.
     MismatchTellsUnacked = "mismatch-tells-unacked",
-    /// Table: a mismatch is told without a barrier, by a primary that may be deposed.
+    /// Primary's log: a mismatch is told without a barrier, perhaps by a primary that is deposed. Breaks S16.
     MismatchWithoutBarrier = "mismatch-without-barrier",
-    /// Table: a put that fits the segment that takes appends is placed, even if that one is for moves alone. Breaks S9.
+    /// Primary's log: a put that fits the segment that takes appends is placed, even if that one is for moves alone. Breaks S9.
     PutsFillReserve = "puts-fill-reserve",
-    /// Table: the index does not hear that moves are acknowledged. It names records that are trimmed.
+    /// Primary's log: a table's index does not hear that moves are acknowledged. It names records that are trimmed.
     MovesStayUnseen = "moves-stay-unseen",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",

@@ -1,7 +1,8 @@
 //! Tables: a group that keeps the last value of each key in its log, instead of plain records. The pure parts.
 //!
-//! Nothing calls them yet: the append path, the cleaner's executor and the sidecars that build an index come next. The log
-//! stays the only truth; all else here is made from it and can be made again. See "Tables" in `docs/protocol.md`.
+//! Driven by a primary's log (`tailwind_primary`), which judges, appends and acknowledges; and by the sidecar's control, which
+//! folds a recovered log and cleans. The log stays the only truth; all else here is made from it and can be made again. See
+//! "Tables" in `docs/protocol.md`.
 //!
 //! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
 //! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] and [`acked`] (what
