@@ -4,6 +4,8 @@
 //! append of each epoch. Requests change it, in the order of LSNs; the cleaner's moves do not.
 
 mod records;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
