@@ -27,6 +27,8 @@ pub struct Table {
     bounds: Bounds,
     /// Segments that the log had when the term began.
     at_first: u32,
+    /// The last request that was judged found the log as long as requests may make it.
+    waits_for_trim: bool,
 }
 
 /// Why a request was not appended.
@@ -56,7 +58,7 @@ pub struct Moved {
 impl Table {
     /// A table whose index is the fold of the recovered log.
     pub fn new(index: Index, bounds: Bounds) -> Table {
-        Table { index, bounds, at_first: 0 }
+        Table { index, bounds, at_first: 0, waits_for_trim: false }
     }
 
     /// Its index.
@@ -67,6 +69,11 @@ impl Table {
     /// The bounds of its log.
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
+    }
+
+    /// Requests find no room until the cleaner has trimmed. Otherwise they wait for members, as appends do.
+    pub fn waits_for_trim(&self) -> bool {
+        self.waits_for_trim
     }
 
     /// Everything up to this record is acknowledged.
@@ -109,7 +116,8 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             Refused::Source(_) => unreachable!("copies are not taken"),
         })?;
         let fits = planted::has(Bug::PutsFillReserve) && self.room().is_some_and(|room| room >= size);
-        if !fits && !table.bounds.may_put(self.segments_with(size)) {
+        table.waits_for_trim = !fits && !table.bounds.may_put(self.segments_with(size));
+        if table.waits_for_trim {
             return Err(Unapplied::Later);
         }
         let records = apply.writes().map(|write| write.record(|_| unreachable!("copies are not taken")));

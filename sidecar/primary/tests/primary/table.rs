@@ -239,6 +239,7 @@ fn puts_wait_where_only_moves_may_be_placed() {
         }
     };
     puts(&mut group);
+    assert!(group.log.table().unwrap().waits_for_trim());
     assert_eq!(group.log.primary().log_segments(), most);
     let moved = group.clean(SegmentId(1)).unwrap();
     assert!(moved.moved > 10 && moved.judged >= moved.moved as usize, "{moved:?}");
@@ -249,6 +250,7 @@ fn puts_wait_where_only_moves_may_be_placed() {
     group.log.step(Time(0), Input::Trim(last.next()));
     assert_eq!(group.log.primary().log_segments(), most);
     assert!(group.apply(255, &[put("key/1", b"small", None)]).is_ok());
+    assert!(!group.log.table().unwrap().waits_for_trim());
 }
 
 #[test]
@@ -259,6 +261,7 @@ fn moves_need_a_buffer_too() {
     while group.put(name + 1, &format!("key/{name}")).is_ok() {
         name += 1;
     }
+    assert!(!group.log.table().unwrap().waits_for_trim(), "for a buffer");
     group.settle();
     let first = group.clean(SegmentId(1));
     // Two buffers were lent before, and the second one has no room for the first record again.
