@@ -178,14 +178,14 @@ fn unsupported_versions_and_first_frames_are_rejected() {
     let hello = |version_min, version_max| frame(1, &Request::Hello { version_min, version_max, flags: 0 });
     for (first, code, words) in [
         (
-            hello(4, 9),
+            hello(5, 9),
             ErrorCode::UnsupportedVersion,
-            "this sidecar supports versions 1 to 3; the client supports 4 to 9",
+            "this sidecar supports versions 1 to 4; the client supports 5 to 9",
         ),
         (
             hello(0, 0),
             ErrorCode::UnsupportedVersion,
-            "this sidecar supports versions 1 to 3; the client supports 0 to 0",
+            "this sidecar supports versions 1 to 4; the client supports 0 to 0",
         ),
         (frame(1, &Request::Append { payload: b"x" }), ErrorCode::BadFrame, "the first frame must be a hello"),
         (frame(1, &Request::Status), ErrorCode::BadFrame, "the first frame must be a hello"),

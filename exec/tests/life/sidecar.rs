@@ -168,6 +168,7 @@ impl Shared {
                     version: VERSION,
                     role: state.role,
                     ring: false,
+                    table: false,
                     record_size_max: 1 << 20,
                     batch_size_max: 4 << 20,
                     batch_records_max: 65_536,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tailwind_protocol::socket::ErrorCode;
+use tailwind_protocol::table::record::Revision;
 
 use crate::Ticket;
 
@@ -46,6 +47,29 @@ pub enum Error {
     /// The records requested for have been trimmed away: start from a later one.
     #[error("{message}")]
     Trimmed {
+        /// The sidecar's message.
+        message: String,
+    },
+    /// Nothing was done, because a condition of a table's request did not hold: look at the key, and decide again.
+    #[error("operation {operation} did not find its key as expected: {}", match revision {
+        Some(revision) => format!("it has revision {revision}"),
+        None => "it is absent".to_owned(),
+    })]
+    Mismatch {
+        /// The first operation whose condition did not hold; they count from 0.
+        operation: u16,
+        /// The revision that its key has instead; `None`: it is absent.
+        revision: Option<Revision>,
+    },
+    /// Nothing was done, because the table has no room for what the request adds: delete keys, or have the table enlarged.
+    #[error("the table is full: {message}")]
+    TableFull {
+        /// Which bound was reached.
+        message: String,
+    },
+    /// Nothing was done, because the group keeps a table and this is a call for a log, or the other way round.
+    #[error("{message}")]
+    WrongKind {
         /// The sidecar's message.
         message: String,
     },
@@ -111,6 +135,8 @@ impl Error {
             ErrorCode::UnknownOutcome => Error::UnknownOutcome { message },
             ErrorCode::TooLarge => Error::TooLarge { message },
             ErrorCode::Trimmed => Error::Trimmed { message },
+            ErrorCode::TableFull => Error::TableFull { message },
+            ErrorCode::WrongKind => Error::WrongKind { message },
             ErrorCode::Busy | ErrorCode::Unavailable => {
                 let advice = Duration::from_millis(u64::from(retry_after_ms));
                 Error::Retry { after: if advice.is_zero() { RETRY_AFTER_DEFAULT } else { advice }, code, message }

@@ -83,6 +83,7 @@ pub use reserved::Reserved;
 pub use tailwind_protocol::history::History;
 pub use tailwind_protocol::ids::{Epoch, Lsn};
 pub use tailwind_protocol::socket::{ErrorCode, Role};
+pub use tailwind_protocol::table::record::Revision;
 pub use types::{Ack, Event, FollowEvent, Limits, Options, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome};
 
 /// What the client's functions return.

@@ -16,6 +16,7 @@ use tailwind_protocol::socket::{
     self, BEHIND_UNKNOWN, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, Request, Response, Role, VERSION,
     VERSION_FOLLOW, VERSION_HISTORY, VERSION_MIN, decode_response, encode_batch,
 };
+use tailwind_protocol::table::request::Mismatch;
 
 use crate::buffer::{Inbox, Outbox};
 use crate::ring::Ring;
@@ -176,6 +177,7 @@ impl Session {
             version: VERSION,
             role: Role::Standby,
             ring: false,
+            table: false,
             limits: Limits::default(),
             epoch: Epoch(0),
             first: Lsn(0),
@@ -689,6 +691,9 @@ impl Session {
             Response::Error { code, fatal, retry_after_ms, message } => {
                 let error = Error::from_frame(code, retry_after_ms, message, self.role_info.primary.clone());
                 self.on_error(request, fatal, error);
+            }
+            Response::Mismatch(Mismatch { operation, now: revision }) => {
+                self.on_error(request, false, Error::Mismatch { operation, revision });
             }
             Response::Role { role, epoch, last, primary } => {
                 self.role_info = RoleInfo { role, epoch: Epoch(epoch), last: Lsn(last), primary: known(primary) };

@@ -33,6 +33,8 @@ pub struct Welcome {
     pub role: Role,
     /// Appends go through shared memory, not through the socket.
     pub ring: bool,
+    /// The group keeps a table.
+    pub table: bool,
     /// What it accepts.
     pub limits: Limits,
     /// The epoch then; 0 if unknown.
@@ -186,6 +188,7 @@ impl From<socket::Welcome<'_>> for Welcome {
             version: welcome.version,
             role: welcome.role,
             ring: welcome.ring,
+            table: welcome.table,
             limits: Limits {
                 record_size_max: body(welcome.record_size_max),
                 batch_size_max: body(welcome.batch_size_max),

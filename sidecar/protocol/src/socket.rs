@@ -1,30 +1,38 @@
-//! Frames of the append socket: the bytes that an app and its sidecar exchange, versions 1 to 3.
+//! Frames of the append socket: the bytes that an app and its sidecar exchange, versions 1 to 4.
 //!
 //! Called by the sidecar (decodes requests, encodes responses) and by the client library (the other way round). What the frames
-//! say is here; `batch`, `encode` and `decode` have their bytes.
+//! say is here, and in `errors` why one is refused; `batch`, `operations`, `encode` and `decode` have their bytes.
 //! The same bytes are described for other languages in `docs/append-socket.md`. Integers are little-endian. Reserved bytes
 //! are sent as zero; those of the header are checked, those of a body and undefined flags are ignored.
 
 mod batch;
 mod decode;
 mod encode;
+mod errors;
+mod operations;
 
 use std::fmt;
+
+use crate::table::request::Mismatch;
 
 pub use batch::{Batch, PADDED_TO, RecordsFrames, batch_log_size, encode_batch, put_batch_record};
 pub use decode::{Decoded, announced_append, decode_request, decode_response, frame_size, read_append_header};
 pub use encode::{WAKE_CLIENT_FRAME, WAKE_SIDECAR_FRAME, append_header};
+pub use errors::{ErrorCode, FrameError};
+pub use operations::{BadOperation, BadOperations, OPERATION_HEADER_SIZE, Operations, put_operation};
 
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"TWAPPEND";
 /// Oldest version that is still spoken.
 pub const VERSION_MIN: u16 = 1;
 /// Newest version.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// First version with [`Request::Follow`], [`Request::Position`], [`READ_ANYWHERE`] and [`Role::Reader`].
 pub const VERSION_FOLLOW: u16 = 2;
 /// First version with [`Response::History`] and its number in [`Request::Read`] and [`Request::Follow`].
 pub const VERSION_HISTORY: u16 = 3;
+/// First version with [`Request::Apply`], [`Response::Mismatch`], [`Welcome::table`], and the errors that belong to tables.
+pub const VERSION_TABLE: u16 = 4;
 /// Bytes of the header of every frame.
 pub const FRAME_HEADER_SIZE: usize = 16;
 /// Largest body of any frame: the largest segment's batch (64 MiB / 2). A server may announce less in its welcome.
@@ -47,6 +55,7 @@ mod kind {
     pub(super) const WAKE: u8 = 9;
     pub(super) const FOLLOW: u8 = 10;
     pub(super) const POSITION: u8 = 11;
+    pub(super) const APPLY: u8 = 12;
     pub(super) const SYNC: u8 = 16;
 
     pub(super) const WELCOME: u8 = 129;
@@ -64,6 +73,7 @@ mod kind {
     pub(super) const LOG_POSITION: u8 = 141;
     pub(super) const HISTORY: u8 = 142;
     pub(super) const SYNCED: u8 = 143;
+    pub(super) const MISMATCH: u8 = 144;
 }
 
 /// Flag of `Hello`: answer only once this sidecar is primary.
@@ -72,6 +82,8 @@ pub const HELLO_HOLD: u32 = 1;
 pub const HELLO_RING: u32 = 2;
 /// Flag of `Welcome`: a ring comes with this frame.
 const WELCOME_RING: u8 = 1;
+/// Flag of `Welcome`: this group keeps a table. Since version 4.
+const WELCOME_TABLE: u8 = 2;
 /// Flag of `Read`: after the last acknowledged record continue with new ones, until `Stop`.
 pub const READ_TAIL: u32 = 1;
 /// Flag of `Read`: read in any role of the sidecar. Off the primary, what was acknowledged last may be missing. Since version
@@ -120,58 +132,6 @@ impl fmt::Display for Role {
     }
 }
 
-/// Why a request was refused. The number is on the wire; the message beside it is for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum ErrorCode {
-    /// The bytes are not a frame of this protocol, or a frame in the wrong place. The connection ends.
-    BadFrame = 1,
-    /// No version in common. The connection ends.
-    UnsupportedVersion = 2,
-    /// This sidecar is not the primary; the message names the primary, if known. Nothing was appended.
-    NotPrimary = 3,
-    /// The record or batch is above the limit of the welcome. Nothing was appended.
-    TooLarge = 4,
-    /// The LSN has been trimmed away.
-    Trimmed = 5,
-    /// The LSN lies beyond the next record to come.
-    BeyondEnd = 6,
-    /// This user may not connect. The connection ends.
-    NotAllowed = 7,
-    /// The sidecar lost its role while this request was in flight: the append may or may not be in the log. Read to find out.
-    UnknownOutcome = 8,
-    /// A read runs on this connection: stop it first, or use another connection.
-    Reading = 9,
-    /// Too many connections or readers; try again later.
-    Busy = 10,
-    /// The sidecar is ending. The connection ends.
-    ShuttingDown = 11,
-    /// No backup could be read, or none is reachable; try again later.
-    Unavailable = 12,
-}
-
-impl ErrorCode {
-    /// Every code, in the order of their numbers.
-    pub const ALL: [ErrorCode; 12] = [
-        ErrorCode::BadFrame,
-        ErrorCode::UnsupportedVersion,
-        ErrorCode::NotPrimary,
-        ErrorCode::TooLarge,
-        ErrorCode::Trimmed,
-        ErrorCode::BeyondEnd,
-        ErrorCode::NotAllowed,
-        ErrorCode::UnknownOutcome,
-        ErrorCode::Reading,
-        ErrorCode::Busy,
-        ErrorCode::ShuttingDown,
-        ErrorCode::Unavailable,
-    ];
-
-    fn from_number(number: u16) -> Option<ErrorCode> {
-        ErrorCode::ALL.into_iter().find(|c| *c as u16 == number)
-    }
-}
-
 /// What an app asks. Payloads borrow from the receive buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -191,6 +151,8 @@ pub enum Request<'a> {
     },
     /// Append several records, at least one: all or none of them survive.
     Batch(Batch<'a>),
+    /// Change keys of a table: all operations or none. Since version 4.
+    Apply(Operations<'a>),
     /// Send acknowledged records from an LSN on.
     Read {
         /// First record wanted.
@@ -233,7 +195,7 @@ pub enum Request<'a> {
 pub enum Response<'a> {
     /// Answer to a hello.
     Welcome(Welcome<'a>),
-    /// Every current backup has the append.
+    /// Every current backup has the append, or the records of the `Apply`.
     Ack {
         /// LSN of the append's last record.
         lsn: u64,
@@ -326,6 +288,8 @@ pub enum Response<'a> {
         /// Its number.
         history: u64,
     },
+    /// A condition of an `Apply` did not hold, so nothing of it was done. Since version 4.
+    Mismatch(Mismatch),
     /// Look at the ring, in which something has changed. Answers nothing: request 0.
     Wake,
 }
@@ -339,6 +303,8 @@ pub struct Welcome<'a> {
     pub role: Role,
     /// A ring comes with this frame.
     pub ring: bool,
+    /// This group keeps a table. Since version 4.
+    pub table: bool,
     /// Largest record, in bytes.
     pub record_size_max: u32,
     /// Largest batch, in bytes of log: see [`batch_log_size`]. No frame body may be larger either.
@@ -359,33 +325,6 @@ pub struct Welcome<'a> {
     pub last: u64,
     /// The primary; empty if unknown.
     pub primary: &'a str,
-}
-
-/// Why bytes are not a frame. Always the end of the connection.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
-    /// The length is out of bounds.
-    #[error("frame of {length} bytes: the limit is {max}")]
-    TooLong {
-        /// Length in the header.
-        length: u32,
-        /// The limit.
-        max: usize,
-    },
-    /// The kind is not of this version or not of this direction.
-    #[error("unknown frame kind {0}")]
-    UnknownKind(u8),
-    /// The two reserved bytes are not zero.
-    #[error("reserved bytes of the frame header are not zero")]
-    Reserved,
-    /// The body does not fit its kind.
-    #[error("body of frame kind {kind} is malformed: {why}")]
-    Malformed {
-        /// The kind.
-        kind: u8,
-        /// What is wrong.
-        why: &'static str,
-    },
 }
 
 /// Bytes of an ack frame: what the server must keep free for each append that it has taken.

@@ -191,6 +191,9 @@ impl AppendLoop {
             _ if is_for_status(context.slot) => self.refuse_slot(context),
             Request::Append { payload } => self.on_append(context, payload),
             Request::Batch(batch) => self.on_batch(context, batch),
+            Request::Apply(_) => {
+                self.refuse(context, ErrorCode::WrongKind, false, "this group keeps no table: append records")
+            }
             Request::Barrier => self.on_barrier(context),
             Request::Sync => self.on_sync(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),
@@ -269,6 +272,7 @@ impl AppendLoop {
                 version: outbox.version,
                 role: self.role().in_version(outbox.version),
                 ring: ring.is_some(),
+                table: false,
                 record_size_max: segment.record_size_max(),
                 batch_size_max: frame_body_max(self.options.segment_size) as u32,
                 batch_records_max: BATCH_RECORDS_MAX,

@@ -574,19 +574,19 @@ fn hello(version_min: u16, version_max: u16, flags: u32) -> Request<'static> {
 fn the_newest_common_version_is_spoken() {
     let mut harness = LoopHarness::new();
     for (oldest, newest, expected) in
-        [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 3, 3), (2, 9, 3), (0, u16::MAX, 3)]
+        [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 3, 3), (4, 4, 4), (2, 9, 4), (0, u16::MAX, 4)]
     {
         let mut client = harness.stranger();
         client.send(&[hello(oldest, newest, 0)]);
         let welcome = harness.hear(&mut client);
         assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {expected}, ")), "{welcome}");
     }
-    for (oldest, newest) in [(0, 0), (4, 4), (4, u16::MAX), (2, 1)] {
+    for (oldest, newest) in [(0, 0), (5, 5), (5, u16::MAX), (2, 1)] {
         let mut client = harness.stranger();
         client.send(&[hello(oldest, newest, 0)]);
         let refused = harness.hear(&mut client);
         assert!(refused.starts_with("Error { code: UnsupportedVersion, fatal: true"), "{refused}");
-        assert!(refused.contains("this sidecar supports versions 1 to 3"), "{refused}");
+        assert!(refused.contains("this sidecar supports versions 1 to 4"), "{refused}");
         assert_eq!(harness.hear(&mut client), "Closed");
     }
 }

@@ -134,6 +134,7 @@ impl Peer {
             version,
             role: Role::Standby,
             ring: false,
+            table: false,
             record_size_max: 1 << 20,
             batch_size_max: 4 << 20,
             batch_records_max: 65_536,

@@ -257,6 +257,8 @@ fn error_codes_map_to_errors() {
             (Error::UnknownOutcome { .. }, UnknownOutcome)
             | (Error::TooLarge { .. }, TooLarge)
             | (Error::Trimmed { .. }, Trimmed)
+            | (Error::TableFull { .. }, TableFull)
+            | (Error::WrongKind { .. }, WrongKind)
             | (Error::Disconnected { .. }, ShuttingDown) => true,
             _ => false,
         };
@@ -290,7 +292,7 @@ fn refused_hello_gives_the_reason() {
 #[test]
 fn timeout_bounds_hold() {
     let server = Server::new(|mut peer| {
-        peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: HELLO_HOLD | HELLO_RING });
+        peer.expect(Request::Hello { version_min: 1, version_max: VERSION, flags: HELLO_HOLD | HELLO_RING });
         assert!(peer.next(|_, _| ()).is_none());
     });
     let options = Options { hold: true, timeout: Some(Duration::from_millis(20)), ..Options::default() };
@@ -558,7 +560,7 @@ fn spinning_gives_the_same_results() {
 #[test]
 fn a_client_may_do_without_a_ring() {
     let server = Server::new(|mut peer| {
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: 0 });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: VERSION, flags: 0 });
         peer.send(request, Response::Welcome(WELCOME));
     });
     let options = Options { socket_only: true, ..Options::default() };
@@ -588,10 +590,10 @@ fn answers_in_the_ring_survive_their_sidecar() {
 #[test]
 fn a_ring_that_cannot_be_mapped_is_done_without() {
     let server = Server::new(|mut peer| {
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: HELLO_RING });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: VERSION, flags: HELLO_RING });
         peer.send(request, Response::Welcome(Welcome { ring: true, ..WELCOME }));
         let mut peer = peer.next_connection();
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 3, flags: 0 });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: VERSION, flags: 0 });
         peer.send(request, Response::Welcome(WELCOME));
         let request = peer.expect(APPEND);
         peer.send(request, Response::Ack { lsn: 10 });

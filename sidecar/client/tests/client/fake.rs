@@ -55,6 +55,7 @@ pub const WELCOME: Welcome<'static> = Welcome {
     version: VERSION,
     role: Role::Primary,
     ring: false,
+    table: false,
     record_size_max: 1 << 20,
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
@@ -187,8 +188,8 @@ impl Peer {
 
     /// Takes the hello and sends this welcome.
     pub fn welcome_with(&mut self, welcome: Welcome<'_>) {
-        let request = self.hello();
-        self.send(request, Response::Welcome(welcome));
+        let (request, version_max) = self.hello();
+        self.send(request, Response::Welcome(Welcome { version: welcome.version.min(version_max), ..welcome }));
     }
 
     /// Takes the hello and sends the welcome, with a ring for all that follows.
@@ -198,7 +199,7 @@ impl Peer {
 
     /// The same with this welcome.
     pub fn hand_ring_with(&mut self, welcome: Welcome<'_>) {
-        let request = self.hello();
+        let (request, _) = self.hello();
         let (file, ring) = tailwind_ring::create().unwrap();
         let mut bytes = Vec::new();
         Response::Welcome(Welcome { ring: true, ..welcome }).encode(request, &mut bytes);
@@ -206,14 +207,13 @@ impl Peer {
         self.ring = Some(ring);
     }
 
-    /// The Python client does not ask for a ring.
-    fn hello(&mut self) -> u64 {
-        let take = |request, frame: Request<'_>| {
-            assert!(
-                matches!(frame, Request::Hello { version_min: 1, version_max: 3, flags: 0 | HELLO_RING }),
-                "{frame:?}"
-            );
-            request
+    /// The Python client does not ask for a ring, and knows no tables.
+    fn hello(&mut self) -> (u64, u16) {
+        let take = |request, frame: Request<'_>| match frame {
+            Request::Hello { version_min: 1, version_max: version_max @ (3 | VERSION), flags: 0 | HELLO_RING } => {
+                (request, version_max)
+            }
+            frame => panic!("{frame:?}"),
         };
         self.next(take).expect("the client has gone")
     }
@@ -261,6 +261,7 @@ fn serve(mut peer: Peer) {
             Request::Sync => OwnedRequest::Sync,
             Request::Trim { below } => OwnedRequest::Trim(below),
             Request::Status => OwnedRequest::Status,
+            Request::Apply(_) => panic!("nothing for a sidecar without a table: {frame:?}"),
             Request::Hello { .. } | Request::Wake => panic!("nothing for a sidecar without a ring: {frame:?}"),
         };
         (request, requested)

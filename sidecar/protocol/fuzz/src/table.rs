@@ -1,12 +1,14 @@
-//! Bytes of a table that others may have written: payloads of keyed records, and entries of a mirrored index.
+//! Bytes of a table that others may have written: payloads of keyed records, entries of a mirrored index, and operations.
 
 use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::segment::Payload;
+use tailwind_protocol::socket::{Operations, put_operation};
 use tailwind_protocol::table::entry::{ENTRY_SIZE, Entry, EntryBytes};
 use tailwind_protocol::table::hash::HashKey;
 use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{KEYED_MAGIC, KeyedRecord, Revision};
+use tailwind_protocol::table::request::Operation;
 
 /// Any bytes as the payload of a record, whose LSN the first 8 have: what is believed is byte by byte what would be written. Half
 /// of the inputs get the right first bytes, or few would ever come past them.
@@ -58,4 +60,19 @@ pub fn entry(data: &[u8]) {
         assert_eq!(present.word.publish(place).new_place(), Some(place));
         assert_eq!(present.word.publish(place).old_place(), present.word.new_place());
     }
+}
+
+/// Operations that were believed: written again they are the same bytes, and they make a request with a write.
+pub(crate) fn check_operations(operations: &Operations<'_>) {
+    assert_eq!(Operations::new(operations.count(), operations.as_bytes()).as_ref(), Ok(operations));
+    let acted = operations.act(|apply| {
+        assert_eq!(apply.operations().len(), usize::from(operations.count()));
+        let mut bytes = vec![];
+        apply.operations().iter().for_each(|operation| put_operation(&mut bytes, operation));
+        assert_eq!(bytes, operations.as_bytes());
+        let writes = apply.operations().iter().filter(|operation| matches!(operation, Operation::Write { .. }));
+        assert_eq!(writes.count(), usize::from(apply.write_count()));
+        assert!(apply.write_count() > 0);
+    });
+    acted.expect("no frame as short as these has a value that is too long");
 }

@@ -195,8 +195,10 @@ pub fn socket_request(data: &[u8]) {
 
 fn requests_in(version: u16, mut data: &[u8]) {
     while let Some(decoded) = decode_one(data, |bytes| socket::decode_request(bytes, version, BODY_MAX)) {
-        if let Request::Batch(batch) = &decoded.frame {
-            check_batch(batch);
+        match &decoded.frame {
+            Request::Batch(batch) => check_batch(batch),
+            Request::Apply(operations) => table::check_operations(operations),
+            _ => {}
         }
         let mut encoded = vec![];
         decoded.frame.encode(decoded.request, &mut encoded);

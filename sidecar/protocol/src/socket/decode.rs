@@ -4,8 +4,12 @@
 
 use super::{
     BATCH_RECORDS_MAX, Batch, END_TAILING, ErrorCode, FRAME_BODY_MAX, FRAME_HEADER_SIZE, FrameError, LAG_STALE, MAGIC,
-    READ_TAIL, Request, Response, Role, VERSION_FOLLOW, VERSION_HISTORY, WELCOME_RING, Welcome, kind,
+    Operations, READ_TAIL, Request, Response, Role, VERSION_FOLLOW, VERSION_HISTORY, VERSION_TABLE, WELCOME_RING,
+    WELCOME_TABLE, Welcome, kind,
 };
+use crate::ids::Lsn;
+use crate::table::record::Revision;
+use crate::table::request::Mismatch;
 
 /// A decoded frame: the request number, what it says, and how many bytes it took.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +28,9 @@ pub fn frame_size(bytes: &[u8]) -> Option<usize> {
     Some(FRAME_HEADER_SIZE + u32::from_le_bytes(*length) as usize)
 }
 
-/// The request number of the `Append` or `Batch` that begins here, by its header.
+/// The request number of the `Append`, `Batch` or `Apply` that begins here, by its header.
 pub fn announced_append(bytes: &[u8]) -> Option<u64> {
-    let ([_, _, _, _, kind::APPEND | kind::BATCH, _, _, _, request @ ..], _) =
+    let ([_, _, _, _, kind::APPEND | kind::BATCH | kind::APPLY, _, _, _, request @ ..], _) =
         bytes.split_first_chunk::<FRAME_HEADER_SIZE>()?
     else {
         return None;
@@ -118,6 +122,11 @@ impl<'a> Body<'a> {
         Batch::new(count, std::mem::take(&mut self.bytes)).map_err(|why| self.malformed(why))
     }
 
+    fn operations(&mut self) -> Result<Operations<'a>, FrameError> {
+        let [count @ .., _, _, _, _, _, _] = self.take::<8>()?;
+        Ok(Operations::new(u16::from_le_bytes(count), std::mem::take(&mut self.bytes))?)
+    }
+
     fn end<T>(&self, value: T) -> Result<T, FrameError> {
         if self.bytes.is_empty() { Ok(value) } else { Err(self.malformed("bytes left over")) }
     }
@@ -149,6 +158,7 @@ fn request_from(mut body: Body<'_>, version: u16) -> Result<Request<'_>, FrameEr
             Request::Follow { from, history: if version < VERSION_HISTORY { 0 } else { history } }
         }
         kind::POSITION if version >= VERSION_FOLLOW => Request::Position,
+        kind::APPLY if version >= VERSION_TABLE => Request::Apply(body.operations()?),
         kind::BARRIER => Request::Barrier,
         kind::SYNC => Request::Sync,
         kind::TRIM => Request::Trim { below: body.u64()? },
@@ -171,6 +181,7 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
                 version,
                 role,
                 ring: flags & WELCOME_RING != 0,
+                table: flags & WELCOME_TABLE != 0,
                 record_size_max: body.u32()?,
                 batch_size_max: body.u32()?,
                 batch_records_max: body.u32()?,
@@ -207,6 +218,11 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
         kind::LAG => Response::Lag { acked: body.u64()?, behind_ms: body.u32()?, stale: body.u32()? & LAG_STALE != 0 },
         kind::LOG_POSITION => Response::Position { epoch: body.u64()?, last: body.u64()? },
         kind::HISTORY => Response::History { history: body.u64()? },
+        kind::MISMATCH => {
+            let [operation @ .., _, _, _, _, _, _] = body.take::<8>()?;
+            let now = Revision::of(Lsn(body.u64()?));
+            Response::Mismatch(Mismatch { operation: u16::from_le_bytes(operation), now })
+        }
         unknown => return Err(FrameError::UnknownKind(unknown)),
     };
     body.end(response)

@@ -3,7 +3,12 @@
 //! Part of [`socket`](super): a client encodes requests, a sidecar responses.
 
 use super::batch::put_batch;
-use super::{END_TAILING, FRAME_BODY_MAX, FRAME_HEADER_SIZE, LAG_STALE, MAGIC, Request, Response, WELCOME_RING, kind};
+use super::operations::put_operations;
+use super::{
+    END_TAILING, FRAME_BODY_MAX, FRAME_HEADER_SIZE, LAG_STALE, MAGIC, Request, Response, WELCOME_RING, WELCOME_TABLE,
+    kind,
+};
+use crate::table::record::Revision;
 
 /// Writes a frame: the header with a length to be filled in, the body, then the length.
 pub(super) fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, request: u64, body: impl FnOnce(&mut Vec<u8>)) {
@@ -30,6 +35,7 @@ impl Request<'_> {
                 frame(out, kind::APPEND, 0, request, |out| out.extend_from_slice(payload));
             }
             Request::Batch(batch) => frame(out, kind::BATCH, 0, request, |out| put_batch(out, batch)),
+            Request::Apply(operations) => frame(out, kind::APPLY, 0, request, |out| put_operations(out, operations)),
             Request::Read { from, limit, flags, history } => frame(out, kind::READ, 0, request, |out| {
                 out.extend_from_slice(&from.to_le_bytes());
                 out.extend_from_slice(&limit.to_le_bytes());
@@ -62,7 +68,9 @@ impl Response<'_> {
         match self {
             Response::Welcome(welcome) => frame(out, kind::WELCOME, 0, request, |out| {
                 out.extend_from_slice(&welcome.version.to_le_bytes());
-                out.extend_from_slice(&[welcome.role as u8, if welcome.ring { WELCOME_RING } else { 0 }]);
+                let ring = if welcome.ring { WELCOME_RING } else { 0 };
+                let table = if welcome.table { WELCOME_TABLE } else { 0 };
+                out.extend_from_slice(&[welcome.role as u8, ring | table]);
                 let limits =
                     [welcome.record_size_max, welcome.batch_size_max, welcome.batch_records_max, welcome.inflight_max];
                 limits.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
@@ -125,6 +133,11 @@ impl Response<'_> {
             Response::History { history } => {
                 frame(out, kind::HISTORY, 0, request, |out| out.extend_from_slice(&history.to_le_bytes()));
             }
+            Response::Mismatch(mismatch) => frame(out, kind::MISMATCH, 0, request, |out| {
+                out.extend_from_slice(&mismatch.operation.to_le_bytes());
+                out.extend_from_slice(&[0; 6]);
+                out.extend_from_slice(&Revision::number(mismatch.now).to_le_bytes());
+            }),
             Response::Wake => frame(out, kind::WAKE_CLIENT, 0, request, |_| {}),
         }
     }

@@ -143,13 +143,38 @@ proptest! {
         targets::socket_request(&frames.concat());
     }
 
+    // Operations of a known kind, of keys and values that are there, as often as one random byte or none is wrong.
+    #[test]
+    fn socket_request_with_operations(
+        operations in vec((0..5_u8, 0..2_u8, 0..4_u8, 0..3_u8, 0..2_u8, any::<[u8; 5]>()), 0..5),
+        count in -1..2_i16,
+        wrong in proptest::option::weighted(0.3, (any::<proptest::sample::Index>(), any::<u8>())),
+    ) {
+        let mut body = (operations.len() as i16 + count.min(0)).to_le_bytes().to_vec();
+        body.extend([0; 6]);
+        for (kind, flags, key, value, revision, text) in operations {
+            let value = if kind == 1 { value } else { 0 };
+            body.extend([kind, if kind < 4 { flags } else { 0 }, key, 0, value, 0, 0, 0]);
+            body.extend([revision, 0, 0, 0, 0, 0, 0, 0]);
+            body.extend(&text[..usize::from(key + value)]);
+        }
+        if let Some((place, byte)) = wrong {
+            let place = place.index(body.len());
+            body[place] = byte;
+        }
+        let mut frame = (body.len() as u32).to_le_bytes().to_vec();
+        frame.extend([12, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        frame.extend(body);
+        targets::socket_request(&frame);
+    }
+
     #[test]
     fn socket_response_at_random(data in vec(any::<u8>(), 0..200)) {
         targets::socket_response(&data);
     }
 
     #[test]
-    fn socket_response_with_plausible_headers(frames in vec(frame(128..144), 1..4)) {
+    fn socket_response_with_plausible_headers(frames in vec(frame(128..145), 1..4)) {
         targets::socket_response(&frames.concat());
     }
 }

@@ -5,6 +5,7 @@
 #[path = "../support/scripts.rs"]
 mod scripts;
 
+mod apply_frames;
 mod backup_bounds;
 mod backup_machine;
 mod board;

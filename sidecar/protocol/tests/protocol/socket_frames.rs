@@ -3,24 +3,27 @@
 //! A golden literal that changes is a new version of the protocol: see "Versions" in `docs/append-socket.md`.
 
 use proptest::prelude::*;
+use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout;
 use tailwind_protocol::segment::append_size;
 use tailwind_protocol::socket::*;
+use tailwind_protocol::table::record::Revision;
+use tailwind_protocol::table::request::Mismatch;
 
 /// Bytes of a hexadecimal text; spaces, bars and line ends are for the reader.
-fn hex(text: &str) -> Vec<u8> {
+pub(crate) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     assert!(digits.len().is_multiple_of(2), "half a byte in `{text}`");
     digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
-fn request_bytes(request: u64, frame: &Request<'_>) -> Vec<u8> {
+pub(crate) fn request_bytes(request: u64, frame: &Request<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     frame.encode(request, &mut bytes);
     bytes
 }
 
-fn response_bytes(request: u64, frame: &Response<'_>) -> Vec<u8> {
+pub(crate) fn response_bytes(request: u64, frame: &Response<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     frame.encode(request, &mut bytes);
     bytes
@@ -33,14 +36,15 @@ fn run(records: &[impl AsRef<[u8]>]) -> Vec<u8> {
     bytes
 }
 
-fn decode_request_all(bytes: &[u8]) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
+pub(crate) fn decode_request_all(bytes: &[u8]) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
     decode_request(bytes, VERSION, FRAME_BODY_MAX)
 }
 
-const WELCOME: Welcome<'static> = Welcome {
+pub(crate) const WELCOME: Welcome<'static> = Welcome {
     version: 1,
     role: Role::Primary,
     ring: false,
+    table: false,
     record_size_max: 1 << 20,
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
@@ -114,6 +118,27 @@ fn responses_have_golden_bytes() {
             Response::Welcome(Welcome { ring: true, primary: "", ..WELCOME }),
             "30000000 81 00 0000 0100000000000000 | 0100 01 01 00001000 00004000 00000100 00100000 2000 0800
              0300000000000000 0100000000000000 0900000000000000",
+        ),
+        (
+            Response::Welcome(Welcome { version: 4, table: true, primary: "", ..WELCOME }),
+            "30000000 81 00 0000 0100000000000000 | 0400 01 02 00001000 00004000 00000100 00100000 2000 0800
+             0300000000000000 0100000000000000 0900000000000000",
+        ),
+        (
+            Response::Mismatch(Mismatch { operation: 258, now: Revision::of(Lsn(300)) }),
+            "10000000 90 00 0000 0700000000000000 | 0201 000000000000 2c01000000000000",
+        ),
+        (
+            Response::Mismatch(Mismatch { operation: 0, now: None }),
+            "10000000 90 00 0000 0700000000000000 | 0000 000000000000 0000000000000000",
+        ),
+        (
+            Response::Error { code: ErrorCode::TableFull, fatal: false, retry_after_ms: 0, message: "full" },
+            "0c000000 83 00 0000 0300000000000000 | 0d00 00 00 00000000 66756c6c",
+        ),
+        (
+            Response::Error { code: ErrorCode::WrongKind, fatal: false, retry_after_ms: 0, message: "" },
+            "08000000 83 00 0000 0300000000000000 | 0e00 00 00 00000000",
         ),
         (Response::Wake, "00000000 8a 00 0000 0000000000000000 |"),
         (
@@ -208,7 +233,7 @@ fn every_error_code_and_role_keeps_its_number() {
 }
 
 /// The blocks of `docs/append-socket.md` marked ```` ```hex <name> ````, without what stands behind a `#`.
-fn documented(name: &str) -> Vec<u8> {
+pub(crate) fn documented(name: &str) -> Vec<u8> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/append-socket.md");
     let text = std::fs::read_to_string(path).unwrap();
     let start = text.find(&format!("```hex {name}\n")).unwrap_or_else(|| panic!("no example `{name}` in {path}"));
@@ -272,12 +297,12 @@ fn unknown_and_wrong_direction_kinds_are_refused() {
     for kind in 0..=u8::MAX {
         let header = [0, 0, 0, 0, kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         let unknown = FrameError::UnknownKind(kind);
-        for (version, newest) in [(0, 9), (1, 9), (2, 11), (3, 11)] {
+        for (version, newest) in [(0, 9), (1, 9), (2, 11), (3, 11), (4, 12)] {
             let error = decode_request(&header, version, FRAME_BODY_MAX).err();
             let known = (1..=newest).contains(&kind) || kind == 16;
             assert_eq!(error == Some(unknown.clone()), !known, "request {kind} in version {version}");
         }
-        let known = (129..=143).contains(&kind);
+        let known = (129..=144).contains(&kind);
         assert_eq!(decode_response(&header).err() == Some(unknown), !known, "response {kind}");
     }
 }
@@ -306,7 +331,7 @@ fn reserved_body_bytes_and_undefined_flags_are_ignored() {
 fn read_anywhere_is_an_undefined_flag_in_version_1() {
     let flags = READ_TAIL | READ_ANYWHERE;
     let bytes = request_bytes(4, &Request::Read { from: 7, limit: 0, flags, history: 0 });
-    for (version, expected) in [(1, READ_TAIL), (2, flags), (3, flags)] {
+    for (version, expected) in [(1, READ_TAIL), (2, flags), (3, flags), (4, flags)] {
         let decoded = decode_request(&bytes, version, FRAME_BODY_MAX).unwrap().unwrap();
         assert_eq!(decoded.frame, Request::Read { from: 7, limit: 0, flags: expected, history: 0 });
     }
@@ -316,7 +341,7 @@ fn read_anywhere_is_an_undefined_flag_in_version_1() {
 #[test]
 fn histories_are_named_since_version_3() {
     let follow = request_bytes(4, &Request::Follow { from: 7, history: 9 });
-    for (version, expected) in [(2, 0), (3, 9)] {
+    for (version, expected) in [(2, 0), (3, 9), (4, 9)] {
         let decoded = decode_request(&follow, version, FRAME_BODY_MAX).unwrap().unwrap();
         assert_eq!(decoded.frame, Request::Follow { from: 7, history: expected });
     }
@@ -358,7 +383,9 @@ fn malformed_bodies_are_refused() {
         ("18000000 89 00 0000 0000000000000000 | 05 00000000000000 0000000000000000 0000000000000000", "unknown role"),
         ("07000000 82 00 0000 0100000000000000 | 01000000000000", "too short"),
         ("08000000 83 00 0000 0100000000000000 | 0000 00 00 00000000", "unknown error code"),
-        ("08000000 83 00 0000 0100000000000000 | 0d00 00 00 00000000", "unknown error code"),
+        ("08000000 83 00 0000 0100000000000000 | 0f00 00 00 00000000", "unknown error code"),
+        ("0f000000 90 00 0000 0100000000000000 | 0000 000000000000 00000000000000", "too short"),
+        ("11000000 90 00 0000 0100000000000000 | 0000 000000000000 0000000000000000 00", "bytes left over"),
         ("09000000 83 00 0000 0100000000000000 | 0100 00 00 00000000 ff", "text is not UTF-8"),
         ("02000000 88 00 0000 0100000000000000 | c328", "text is not UTF-8"),
         ("18000000 89 00 0000 0000000000000000 | 00 00000000000000 0000000000000000 0000000000000000", "unknown role"),
@@ -387,6 +414,8 @@ fn batch_written_record_by_record_is_the_same_frame() {
     assert_eq!(frame_size(&bytes[..FRAME_HEADER_SIZE - 1]), None);
     let announced = [&bytes[..FRAME_HEADER_SIZE], &bytes[..FRAME_HEADER_SIZE - 1], &request_bytes(1, &Request::Status)];
     assert_eq!(announced.map(announced_append), [Some(3), None, None]);
+    bytes[4] = 12;
+    assert_eq!(announced_append(&bytes), Some(3), "an `Apply` may be as large");
 }
 
 /// The formula of the document against the log's own bytes, and against the frame's: a client that keeps to it is never
@@ -444,11 +473,12 @@ impl Arbitrary {
     fn response<'a>(&'a self, run: &'a [u8]) -> Response<'a> {
         let [a, b, c] = self.numbers;
         let role = [Role::Primary, Role::Standby, Role::Recovering, Role::Reader][(a % 4) as usize];
-        match self.choice % 15 {
+        match self.choice % 16 {
             0 => Response::Welcome(Welcome {
                 version: a as u16,
                 role,
                 ring: c % 2 == 0,
+                table: c % 3 == 0,
                 record_size_max: b as u32,
                 batch_size_max: c as u32,
                 batch_records_max: a as u32,
@@ -462,7 +492,7 @@ impl Arbitrary {
             }),
             1 => Response::Ack { lsn: a },
             2 => Response::Error {
-                code: ErrorCode::ALL[(a % 12) as usize],
+                code: ErrorCode::ALL[(a % 14) as usize],
                 fatal: b % 2 == 0,
                 retry_after_ms: c as u32,
                 message: &self.text,
@@ -478,6 +508,7 @@ impl Arbitrary {
             11 => Response::Lag { acked: a, behind_ms: b as u32, stale: c % 2 == 0 },
             12 => Response::Position { epoch: a, last: b },
             13 => Response::History { history: a },
+            14 => Response::Mismatch(Mismatch { operation: b as u16, now: Revision::of(Lsn(a % 3)) }),
             _ => Response::Wake,
         }
     }
@@ -496,7 +527,7 @@ fn arbitrary() -> impl Strategy<Value = Arbitrary> {
 /// Bytes that look like a frame often enough to get past the header.
 fn frame_like() -> impl Strategy<Value = Vec<u8>> {
     let body = proptest::collection::vec(prop_oneof![Just(0), 0..4u8, any::<u8>()], 0..80);
-    (prop_oneof![0..17u8, 128..144u8], any::<u8>(), -3..4i32, body).prop_map(|(kind, flags, error, body)| {
+    (prop_oneof![0..17u8, 128..145u8], any::<u8>(), -3..4i32, body).prop_map(|(kind, flags, error, body)| {
         let length = (body.len() as i32 + error).max(0) as u32;
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend([kind, flags, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
