@@ -6,12 +6,13 @@
 //! lock and allocates nothing.
 //!
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
-//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` (what they mean), `leading`
+//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` and `applies` (what they mean), `leading`
 //! (the [primary's log](tailwind_primary): placing, posting, acknowledging), `answers` (whom the acks are for). Beside them:
 //! `role` (primary or not), `description` (the status), `fabric` (the channels), `latency` and `stall` (for the metrics and the
 //! report), `messages`, `options`, `sleep`.
 
 mod answers;
+mod applies;
 mod batch_memory;
 pub mod connection;
 mod description;
@@ -305,7 +306,7 @@ impl AppendLoop {
     fn on_command(&mut self, command: Command, now: Time) {
         match command {
             Command::Wait { role, epoch, primary } => self.wait(role, epoch, primary),
-            Command::Lead(primary, last) => self.lead(*primary, last),
+            Command::Lead(primary, last, table) => self.lead(*primary, last, table),
             Command::Adopt(detached) => self.take_back(detached),
             Command::Left => self.on_left(),
             Command::Answer(id, request, json) => {

@@ -166,7 +166,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
     let path_options =
-        AppendLoopOptions { allowed, segment_size, batch_memory, client_timeout, rings_max: rings, spin };
+        AppendLoopOptions { allowed, segment_size, table: false, batch_memory, client_timeout, rings_max: rings, spin };
     let path =
         AppendLoop::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
             .context("set up the append path")?;

@@ -19,7 +19,7 @@ pub use batch::{Batch, PADDED_TO, RecordsFrames, batch_log_size, encode_batch, p
 pub use decode::{Decoded, announced_append, decode_request, decode_response, frame_size, read_append_header};
 pub use encode::{WAKE_CLIENT_FRAME, WAKE_SIDECAR_FRAME, append_header};
 pub use errors::{ErrorCode, FrameError};
-pub use operations::{BadOperation, BadOperations, OPERATION_HEADER_SIZE, Operations, put_operation};
+pub use operations::{BadOperation, BadOperations, LargeValue, OPERATION_HEADER_SIZE, Operations, put_operation};
 
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"TWAPPEND";

@@ -9,6 +9,7 @@ use tailwind_primary::{Listener, Proof};
 use tailwind_protocol::ids::{Epoch, Lsn, Position};
 use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::{ErrorCode, Response};
+use tailwind_protocol::table::request::Mismatch;
 use tokio::sync::oneshot;
 
 use super::AppendLoop;
@@ -46,6 +47,8 @@ pub(super) enum Asker {
     /// A client that wants to trim beyond the last acknowledged record, as far as is known: only a primary may say where the log
     /// ends.
     Trim(ClientId, u64, Lsn),
+    /// A client of whose request to a table a condition did not hold.
+    Mismatch(ClientId, u64, Mismatch),
     /// The same as `Position`, for another process.
     RemoteProcess(oneshot::Sender<Result<PositionReply, String>>),
 }
@@ -56,7 +59,8 @@ impl Asker {
             Asker::Barrier(client, _)
             | Asker::Position(client, _)
             | Asker::Sync(client, _)
-            | Asker::Trim(client, ..) => Some(*client),
+            | Asker::Trim(client, ..)
+            | Asker::Mismatch(client, ..) => Some(*client),
             Asker::RemoteProcess(_) => None,
         }
     }
@@ -107,6 +111,9 @@ impl Listener<AppendId, Asker> for Answers<'_> {
             }
             (Asker::Trim(client, request, below), Proof::Last(_)) => {
                 self.trims.push(ProvedTrim { client, request, below });
+            }
+            (Asker::Mismatch(client, request, mismatch), Proof::Behind(_)) => {
+                self.settle(client, AnswerKind::Mismatch, request, &Response::Mismatch(mismatch));
             }
             (Asker::RemoteProcess(reply), Proof::Last(last)) => {
                 // The caller may be gone.
@@ -163,7 +170,7 @@ impl AppendLoop {
         client.outbox.settle(AnswerKind::Position, request, &answer);
     }
 
-    /// Refuses every append, barrier and sync that waits: the term is over.
+    /// Refuses every append, barrier, sync and mismatch that waits: the term is over.
     pub(super) fn refuse_waiting(&mut self, ended: Leading, message: &str) {
         let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
         let unknown = refusal(ErrorCode::UnknownOutcome, message);
@@ -179,6 +186,8 @@ impl AppendLoop {
                 Asker::Barrier(client, request) => (client, AnswerKind::Barrier, request, &lost),
                 Asker::Sync(client, request) => (client, AnswerKind::Sync, request, &lost),
                 Asker::Trim(client, request, _) => (client, AnswerKind::Trim, request, &lost),
+                // Nothing was appended for it. What it was judged by may be lost, so the condition may hold now.
+                Asker::Mismatch(client, request, _) => (client, AnswerKind::Mismatch, request, &lost),
                 Asker::Position(client, request) => {
                     (client, AnswerKind::Position, request, &no_position("no longer primary"))
                 }

@@ -20,7 +20,8 @@ use super::ring::{ASIDE_SIZE, ClientRing};
 pub(super) const INFLIGHT_MAX: u32 = 8192;
 /// Bytes of answers that may wait for a client: the acks of everything it may have in flight.
 const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
-/// Room beyond [`OUTBOX_SIZE`] for answers other than acks; the outbox grows only past that, by one answer.
+/// Room beyond [`OUTBOX_SIZE`] for answers other than acks: all mismatches that may be owed take half of it. The outbox grows
+/// only past that, by one answer.
 const OUTBOX_SLACK: usize = 64 << 10;
 /// Status requests of one connection that may wait for control.
 const STATUS_REQUESTS_MAX: u32 = 4;
@@ -175,6 +176,8 @@ pub(super) enum AnswerKind {
     Position,
     /// Whether the log ends before what is to be trimmed.
     Trim,
+    /// That a condition did not hold.
+    Mismatch,
     /// Control's answer to a status request.
     Status,
 }

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tailwind_fabric::ChannelError;
-use tailwind_primary::{Moment, PrimaryLog, Turned};
+use tailwind_primary::{Moment, Placed, PrimaryLog, Table, Turned, Unapplied};
 use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::{Lsn, Position};
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{ErrorCode, Response};
+use tailwind_protocol::table::request::Apply;
 use tailwind_runtime::histogram::Histogram;
 
 use super::answers::{Answers, AppendId, Asker, ProvedTrim};
@@ -48,9 +49,13 @@ pub(super) struct Leading {
 }
 
 impl Leading {
-    pub(super) fn new(primary: Primary) -> Leading {
+    pub(super) fn new(primary: Primary, table: Option<Box<Table>>) -> Leading {
+        let mut log = PrimaryLog::new(primary, POST_SIZE_MAX);
+        if let Some(table) = table {
+            log.keep_table(table);
+        }
         Leading {
-            log: PrimaryLog::new(primary, POST_SIZE_MAX),
+            log,
             fresh: 0,
             append_times: Latency::new(),
             replication_times: Latency::new(),
@@ -74,6 +79,16 @@ impl Leading {
             self.stall.refuse();
         }
         placed
+    }
+
+    /// Judges a request to a table, and places its records.
+    pub(super) fn apply(&mut self, append: AppendId, apply: &Apply<'_>) -> Result<Placed, Unapplied> {
+        let applied = self.log.apply(append, apply);
+        self.fresh += u64::from(applied.is_ok());
+        if matches!(applied, Err(Unapplied::Later)) {
+            self.stall.refuse();
+        }
+        applied
     }
 
     /// True when a barrier, a position or a sync can be taken: a member proves itself in the active segment's buffer, so there has

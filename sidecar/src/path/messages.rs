@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
+use tailwind_primary::Table;
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
@@ -27,8 +28,9 @@ pub enum Command {
         /// Who is primary, if known.
         primary: String,
     },
-    /// This sidecar is primary from now on; everything up to `last` is acknowledged.
-    Lead(Box<Primary>, u64),
+    /// This sidecar is primary from now on; everything up to this record is acknowledged. In a group that keeps a table, with its
+    /// index; in any other, without.
+    Lead(Box<Primary>, u64, Option<Box<Table>>),
     /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
     /// seat may be another member's, and another swap may be under way.
     Input(Epoch, Input),

@@ -34,6 +34,8 @@ pub struct Options {
     pub allowed: Allowed,
     /// Size of segments, which bounds records and batches.
     pub segment_size: SegmentSize,
+    /// The group keeps a table: each term leads with its index, and clients send `Apply` in place of records.
+    pub table: bool,
     /// Bytes of batches that are being received, over all connections; at least [`Options::batch_memory_min`].
     pub batch_memory: usize,
     /// How long a client may leave a large batch half sent while others wait for memory.

@@ -1,4 +1,5 @@
-//! The requests of clients, frame by frame: part of [`AppendLoop`], called for each connection that has bytes.
+//! The requests of clients, frame by frame: part of [`AppendLoop`], called for each connection that has bytes. Those that only a
+//! table takes are in `applies`.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
@@ -9,7 +10,7 @@ use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE};
 use tailwind_protocol::segment::{Payload, append_size};
 use tailwind_protocol::socket::{
     BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, READ_TAIL, Request, Response, Role,
-    VERSION, VERSION_MIN, Welcome, announced_append, decode_request,
+    VERSION, VERSION_MIN, VERSION_TABLE, Welcome, announced_append, decode_request,
 };
 use tailwind_ring::BadPosition;
 
@@ -26,7 +27,7 @@ const ANSWERED_AT_ONCE: usize = 4 << 10;
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     /// Done with; go on with the next one.
     Done,
     /// Not now: leave it where it is and come back in a later turn.
@@ -36,14 +37,14 @@ enum Outcome {
 }
 
 /// The request and its client, which is out of its slot.
-struct RequestContext<'a> {
+pub(super) struct RequestContext<'a> {
     /// Number of the request; 0 before it is known.
-    request: u64,
+    pub(super) request: u64,
     /// More has come behind it.
     has_next: bool,
-    client: ClientId,
-    slot: usize,
-    outbox: &'a mut Outbox,
+    pub(super) client: ClientId,
+    pub(super) slot: usize,
+    pub(super) outbox: &'a mut Outbox,
     /// Its ring, or where one goes that it is given.
     ring: &'a mut Option<Box<ClientRing>>,
 }
@@ -162,7 +163,7 @@ impl AppendLoop {
             }
             Some(_) => {}
             None => {
-                let message = "a frame as large as this must be a batch, and come after a hello";
+                let message = "a frame as large as this must be a batch or an apply, and come after a hello";
                 self.refuse(context, ErrorCode::BadFrame, true, message);
             }
         }
@@ -191,9 +192,7 @@ impl AppendLoop {
             _ if is_for_status(context.slot) => self.refuse_slot(context),
             Request::Append { payload } => self.on_append(context, payload),
             Request::Batch(batch) => self.on_batch(context, batch),
-            Request::Apply(_) => {
-                self.refuse(context, ErrorCode::WrongKind, false, "this group keeps no table: append records")
-            }
+            Request::Apply(operations) => self.on_apply(context, operations),
             Request::Barrier => self.on_barrier(context),
             Request::Sync => self.on_sync(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),
@@ -211,7 +210,13 @@ impl AppendLoop {
         }
     }
 
-    fn refuse(&self, context: &mut RequestContext<'_>, code: ErrorCode, fatal: bool, message: &str) -> Outcome {
+    pub(super) fn refuse(
+        &self,
+        context: &mut RequestContext<'_>,
+        code: ErrorCode,
+        fatal: bool,
+        message: &str,
+    ) -> Outcome {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         context.outbox.refuse(context.request, code, fatal, 0, message);
         Outcome::Done
@@ -272,7 +277,7 @@ impl AppendLoop {
                 version: outbox.version,
                 role: self.role().in_version(outbox.version),
                 ring: ring.is_some(),
-                table: false,
+                table: self.options.table && outbox.version >= VERSION_TABLE,
                 record_size_max: segment.record_size_max(),
                 batch_size_max: frame_body_max(self.options.segment_size) as u32,
                 batch_records_max: BATCH_RECORDS_MAX,
@@ -335,6 +340,9 @@ impl AppendLoop {
         records: u64,
         payloads: impl Iterator<Item = impl Payload>,
     ) -> Outcome {
+        if self.options.table {
+            return self.refuse_for_log(context, "put and delete keys by `Apply`");
+        }
         let RoleState::Leading(leading) = &mut self.state else {
             context.outbox.read_only.get_or_insert(ReadOnlyReason::NotTaken);
             return self.not_primary(context);
@@ -353,7 +361,7 @@ impl AppendLoop {
         Outcome::Done
     }
 
-    fn not_primary(&self, context: &mut RequestContext<'_>) -> Outcome {
+    pub(super) fn not_primary(&self, context: &mut RequestContext<'_>) -> Outcome {
         let message = match (self.role(), self.primary_name.as_str()) {
             (Role::Recovering, _) => "this sidecar is recovering the log; try again soon".to_owned(),
             (Role::Reader, "") => "this sidecar only reads; who is primary is not known yet".to_owned(),
@@ -394,6 +402,9 @@ impl AppendLoop {
     }
 
     fn on_trim(&mut self, context: &mut RequestContext<'_>, below: Lsn) -> Outcome {
+        if self.options.table {
+            return self.refuse_for_log(context, "it trims its log itself");
+        }
         let now = self.now();
         let RoleState::Leading(leading) = &mut self.state else { return self.not_primary(context) };
         if let Some(first) = leading.trim(below, now, &self.counters) {

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
+use tailwind_primary::Table;
 use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::primary::Primary;
 use tailwind_protocol::socket::{ErrorCode, Role};
@@ -66,12 +67,13 @@ impl AppendLoop {
         }
     }
 
-    pub(super) fn lead(&mut self, primary: Primary, last: u64) {
+    pub(super) fn lead(&mut self, primary: Primary, last: u64, table: Option<Box<Table>>) {
+        assert_eq!(table.is_some(), self.options.table, "a table is led with its index, and nothing else with one");
         self.epoch = primary.config().epoch.0;
         self.primary_name.clone_from(&self.me);
         self.counters.first.store(primary.first_readable().0, Ordering::Release);
         self.counters.acked.store(last, Ordering::Release);
-        self.state = RoleState::Leading(Box::new(Leading::new(primary)));
+        self.state = RoleState::Leading(Box::new(Leading::new(primary, table)));
         self.announce_role();
         self.welcome_held();
     }

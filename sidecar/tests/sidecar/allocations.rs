@@ -4,7 +4,10 @@
 use std::io::{Read, Write};
 
 use crate::loop_harness::{Client, LoopHarness};
-use tailwind_protocol::socket::{ACK_FRAME_SIZE, Request, Response, decode_response};
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::socket::{ACK_FRAME_SIZE, Operations, Request, Response, decode_response, put_operation};
+use tailwind_protocol::table::record::{Key, Value};
+use tailwind_protocol::table::request::{Operation, Written};
 
 /// Sends these frames, turns until every ack is there, reads the acks into `acks`.
 fn exchange(harness: &mut LoopHarness, client: &mut Client, frames: &[u8], acks: &mut [u8]) {
@@ -32,6 +35,32 @@ fn an_append_allocates_nothing() {
     });
     let last = decode_response(&acks[(APPENDS - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
     assert_eq!(last.frame, Response::Ack { lsn: 21 * APPENDS as u64 }, "every append was acknowledged");
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+/// Puts of many keys, also more in a request than most have.
+#[test]
+fn an_apply_allocates_nothing() {
+    let mut harness = LoopHarness::of_table(SegmentSize::DEFAULT, 2000);
+    let mut client = harness.client();
+    let mut frames = Vec::new();
+    const APPLIES: u64 = 100;
+    for request in 0..APPLIES {
+        let keys: Vec<_> = (0..=request % 20).map(|n| [request as u8, n as u8]).collect();
+        let write = |key| Operation::Write {
+            key: Key::new(key).unwrap(),
+            written: Written::Value(Value::new(&[7; 20]).unwrap()),
+            only_if: None,
+        };
+        let mut operations = Vec::new();
+        keys.iter().for_each(|key| put_operation(&mut operations, &write(key)));
+        Request::Apply(Operations::new(keys.len() as u16, &operations).unwrap()).encode(request, &mut frames);
+    }
+    let mut acks = vec![0; APPLIES as usize * ACK_FRAME_SIZE];
+    exchange(&mut harness, &mut client, &frames, &mut acks);
+    let counted = allocation_counter::measure(|| exchange(&mut harness, &mut client, &frames, &mut acks));
+    let last = decode_response(&acks[(APPLIES as usize - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
+    assert_eq!(last.frame, Response::Ack { lsn: 2 * 1050 }, "every request was acknowledged");
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 

@@ -17,4 +17,5 @@ mod inventories;
 mod measures;
 mod reader;
 mod ring;
+mod tables;
 mod terms;

@@ -36,6 +36,7 @@ impl BareLoop {
         let options = Options {
             allowed: Allowed::Own,
             segment_size: SegmentSize::MIN,
+            table: false,
             spin: Duration::ZERO,
             client_timeout: Duration::from_secs(30),
             batch_memory: 1 << 20,
@@ -59,7 +60,7 @@ impl BareLoop {
         };
         let mut outputs = Vec::new();
         let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);
-        self.send(Command::Lead(Box::new(primary), 0));
+        self.send(Command::Lead(Box::new(primary), 0, None));
         let seats = outputs.iter().filter_map(|output| match output {
             Output::Connect(seat, _) => Some(*seat),
             _ => None,

@@ -19,6 +19,7 @@ use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
     Channel, ChannelError, Offer, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
 };
+use tailwind_primary::Table;
 use tailwind_protocol::board::{self, BoardIdentity, Progress};
 use tailwind_protocol::config::{Durability, Time};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn};
@@ -26,8 +27,12 @@ use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::Inventory;
-use tailwind_protocol::scan::{ScanReport, scan};
+use tailwind_protocol::scan::{ScanReport, Scanner, scan};
 use tailwind_protocol::socket::{HELLO_RING, Request, Response, Role, VERSION, decode_response};
+use tailwind_protocol::table::bounds::{self, Bounds};
+use tailwind_protocol::table::hash::{Buckets, HashKey};
+use tailwind_protocol::table::index::{Index, Limits};
+use tailwind_protocol::table::place::Window;
 use tailwind_ring::ClientEnd;
 use tailwind_sidecar::path::{
     Allowed, AppendLoop, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, FromTerm, Options, Waker,
@@ -59,6 +64,8 @@ pub struct LoopHarness {
     pub ridden: Arc<AtomicU32>,
     pub counters: Arc<Counters>,
     segment_size: SegmentSize,
+    /// Of the table, if there is one.
+    table: Option<Limits>,
     receivers: Vec<ShmReceiver>,
     pools: Vec<Arc<Pool>>,
     /// The segments of the first term, of which the backups hold copies.
@@ -69,6 +76,11 @@ pub struct LoopHarness {
     commands: std::sync::mpsc::SyncSender<Command>,
     listener: UnixListener,
     folder: tempfile::TempDir,
+}
+
+/// Of the table with the least memory.
+fn table_bounds(segment_size: SegmentSize) -> Bounds {
+    Bounds::new(segment_size, bounds::SEGMENTS_MIN).unwrap()
 }
 
 /// A shared-memory channel whose completions wait while the gate is shut.
@@ -141,6 +153,7 @@ impl LoopHarness {
         Options {
             allowed: Allowed::Own,
             segment_size: SegmentSize::DEFAULT,
+            table: false,
             batch_memory: 64 << 20,
             client_timeout: Duration::from_secs(60),
             rings_max: 64,
@@ -148,8 +161,23 @@ impl LoopHarness {
         }
     }
 
+    /// A path that leads epoch 1 of a group that keeps a table of so many keys, in segments of this size.
+    pub fn of_table(segment_size: SegmentSize, keys_max: u32) -> LoopHarness {
+        LoopHarness::of_table_with(segment_size, keys_max, table_bounds(segment_size).live_bytes_max())
+    }
+
+    /// The same, with room for so many bytes of live records.
+    pub fn of_table_with(segment_size: SegmentSize, keys_max: u32, live_bytes_max: u64) -> LoopHarness {
+        let options = Options { table: true, segment_size, ..LoopHarness::options() };
+        LoopHarness::new_with(options, Some(Limits { buckets: Buckets::for_keys(keys_max), keys_max, live_bytes_max }))
+    }
+
     /// A path with other options that leads epoch 1.
     pub fn with(options: Options) -> LoopHarness {
+        LoopHarness::new_with(options, None)
+    }
+
+    fn new_with(options: Options, table: Option<Limits>) -> LoopHarness {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -176,6 +204,7 @@ impl LoopHarness {
             seats: Vec::new(),
             counters,
             segment_size,
+            table,
             receivers: receivers.collect(),
             pools,
             segments: Vec::new(),
@@ -210,7 +239,10 @@ impl LoopHarness {
         };
         let mut outputs = Vec::new();
         let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);
-        self.command(Command::Lead(Box::new(primary), 0));
+        let (window, bounds) = (Window::new(self.segment_size), table_bounds(self.segment_size));
+        let empty = |limits| Box::new(Table::new(Index::new(HashKey([7; 16]), limits, window), bounds));
+        let table = self.table.map(empty);
+        self.command(Command::Lead(Box::new(primary), 0, table));
         // Slots that an earlier term was lent are not used again.
         let (writer, slots) = (Writer(epoch), 2 * self.terms as u32);
         self.terms += 1;
@@ -317,6 +349,16 @@ impl LoopHarness {
             scan(&bytes, identity)
         };
         self.pools[..BACKUPS].iter().map(scan).collect()
+    }
+
+    /// The records in the first backup's copy of the first segment.
+    pub fn records(&self) -> Vec<(Lsn, Vec<u8>)> {
+        let identity = &self.segments[0];
+        let mut bytes = vec![0; identity.size.bytes() as usize];
+        self.pools[0].read(SlotId(identity.segment.0 as u32), 0, &mut bytes).unwrap();
+        let mut scanner = Scanner::new(&bytes, identity).unwrap();
+        let appends = std::iter::from_fn(|| scanner.next_append().ok());
+        appends.flat_map(|append| append.records().map(|r| (r.lsn, r.payload.to_vec())).collect::<Vec<_>>()).collect()
     }
 
     /// What readers find on each backup's board; the spare's is not one of them.

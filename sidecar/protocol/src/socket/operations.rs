@@ -15,8 +15,8 @@
 
 use std::fmt;
 
-use crate::table::record::{BadKey, KEYED_HEADER_SIZE, KEYED_SIZE_MAX, Key, Revision, Value};
-use crate::table::request::{Apply, BadApply, Expected, OPERATIONS_MAX, Operation, TooLarge, Written};
+use crate::table::record::{BadKey, BadValue, Key, Revision, Value};
+use crate::table::request::{Apply, BadApply, Expected, OPERATIONS_MAX, Operation, Written};
 
 /// Bytes of an operation before its key.
 pub const OPERATION_HEADER_SIZE: usize = 16;
@@ -84,6 +84,16 @@ pub enum BadOperation {
     Revision,
 }
 
+/// A value that no table takes, in operations that are well-formed. To be refused as too large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("operation {operation}: {value}")]
+pub struct LargeValue {
+    /// The operation that puts it.
+    pub operation: u16,
+    /// Its length.
+    pub value: BadValue,
+}
+
 impl<'a> Operations<'a> {
     /// Checks that `bytes` hold exactly `count` operations, which a primary could carry out in some state.
     pub fn new(count: u16, bytes: &'a [u8]) -> Result<Operations<'a>, BadOperations> {
@@ -114,12 +124,12 @@ impl<'a> Operations<'a> {
     }
 
     /// Acts on the request that they are. Fails if a value is longer than any table takes.
-    pub fn act<R>(&self, act: impl FnOnce(&Apply<'_>) -> R) -> Result<R, TooLarge> {
+    pub fn act<R>(&self, act: impl FnOnce(&Apply<'_>) -> R) -> Result<R, LargeValue> {
         self.gather(|operations| act(&Apply::new(operations).expect("operations are checked when decoded")))
     }
 
     /// Lends the operations in a row. They are on the stack, because nothing here allocates for a request.
-    fn gather<R>(&self, use_them: impl FnOnce(&[Operation<'_>]) -> R) -> Result<R, TooLarge> {
+    fn gather<R>(&self, use_them: impl FnOnce(&[Operation<'_>]) -> R) -> Result<R, LargeValue> {
         if usize::from(self.count) <= FEW {
             self.gather_within::<FEW, R>(use_them)
         } else {
@@ -127,7 +137,10 @@ impl<'a> Operations<'a> {
         }
     }
 
-    fn gather_within<const MOST: usize, R>(&self, use_them: impl FnOnce(&[Operation<'_>]) -> R) -> Result<R, TooLarge> {
+    fn gather_within<const MOST: usize, R>(
+        &self,
+        use_them: impl FnOnce(&[Operation<'_>]) -> R,
+    ) -> Result<R, LargeValue> {
         let mut row = [Parts::first(self.bytes).operation(0)?; MOST];
         let mut rest = self.bytes;
         for (number, place) in row.iter_mut().enumerate().take(usize::from(self.count)) {
@@ -193,17 +206,13 @@ impl<'a> Parts<'a> {
     }
 
     /// What it means, as the operation with this number.
-    fn operation(self, operation: u16) -> Result<Operation<'a>, TooLarge> {
+    fn operation(self, operation: u16) -> Result<Operation<'a>, LargeValue> {
         let Parts { kind, only_if, revision, key, value } = self;
         let expected = Expected::from_number(revision);
         let written = match kind {
             REQUIRE => return Ok(Operation::Require { key, expected }),
             DELETE => Written::Nothing,
-            _ => Written::Value(Value::new(value).map_err(|_| TooLarge::Record {
-                operation,
-                size: KEYED_HEADER_SIZE + key.as_bytes().len() + value.len(),
-                most: KEYED_SIZE_MAX,
-            })?),
+            _ => Written::Value(Value::new(value).map_err(|value| LargeValue { operation, value })?),
         };
         Ok(Operation::Write { key, written, only_if: only_if.then_some(expected) })
     }

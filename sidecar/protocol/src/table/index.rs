@@ -127,6 +127,11 @@ impl Index {
         &self.view
     }
 
+    /// What it is made for.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// How its places count.
     pub fn window(&self) -> Window {
         self.window

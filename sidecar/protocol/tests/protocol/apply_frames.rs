@@ -3,10 +3,8 @@
 use proptest::prelude::*;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::*;
-use tailwind_protocol::table::record::{KEY_SIZE_MAX, Key, Revision, VALUE_SIZE_MAX, Value};
-use tailwind_protocol::table::request::{
-    Apply, BadApply, Expected, Mismatch, OPERATIONS_MAX, Operation, TooLarge, Written,
-};
+use tailwind_protocol::table::record::{BadValue, KEY_SIZE_MAX, Key, Revision, VALUE_SIZE_MAX, Value};
+use tailwind_protocol::table::request::{Apply, BadApply, Expected, Mismatch, OPERATIONS_MAX, Operation, Written};
 
 use crate::socket_frames::{WELCOME, decode_request_all, documented, hex, request_bytes, response_bytes};
 
@@ -158,9 +156,8 @@ fn too_long_a_value_is_too_large_and_not_malformed() {
     operations.extend(vec![b'k'; VALUE_SIZE_MAX + 2]);
     let frame = raw_frame(2, &operations);
     let Request::Apply(found) = decode_request_all(&frame).unwrap().unwrap().frame else { panic!("no apply") };
-    let too_large =
-        TooLarge::Record { operation: 1, size: 16 + 1 + VALUE_SIZE_MAX + 1, most: 16 + 1024 + VALUE_SIZE_MAX };
-    assert_eq!(found.act(|_| ()), Err(too_large));
+    let large = LargeValue { operation: 1, value: BadValue(VALUE_SIZE_MAX + 1) };
+    assert_eq!(found.act(|_| ()), Err(large));
 }
 
 #[test]

@@ -91,7 +91,7 @@ pub(super) async fn lead(
         cuts: config.cuts.clone(),
         sources: Sources::of(context, &config),
     };
-    let lead = Command::Lead(Box::new(primary), reference.last().0);
+    let lead = Command::Lead(Box::new(primary), reference.last().0, None);
     context.log.begin(start, &context.shared, || context.path.send(lead));
     let mut term = TermExecutor {
         context: Arc::clone(context),
