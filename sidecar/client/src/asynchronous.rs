@@ -16,6 +16,8 @@
 //! # }
 //! ```
 
+mod table;
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,6 +31,8 @@ use tokio::net::UnixStream;
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
 use crate::types::{Ack, Event, FollowEvent, Options, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome};
 use crate::{Error, Reserved, Result};
+
+pub use table::{LocalTable, Table};
 
 /// One connection to a sidecar.
 pub struct Client {

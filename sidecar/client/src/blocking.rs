@@ -4,6 +4,8 @@
 //! it may sleep. The one rule against deadlock lives in `Client::exchange`: while bytes wait to be sent it never sleeps on
 //! one direction alone, because a sidecar whose acks are not read stops reading.
 
+mod table;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -25,6 +27,8 @@ use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request};
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
 use crate::types::{Ack, Event, FollowEvent, Options, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome};
 use crate::{Error, Reserved, Result};
+
+pub use table::{LocalTable, Table};
 
 /// Looks at the ring between two looks at the clock: both cost some 25 ns.
 const SPINS_PER_CLOCK: u32 = 16;

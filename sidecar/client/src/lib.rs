@@ -63,21 +63,31 @@
 //! # }
 //! ```
 //!
+//! # Tables
+//! A group may keep a table, the last value of each key, instead of plain records. [`blocking::Table`] changes keys at the
+//! primary, with conditions on their revisions if need be; [`blocking::LocalTable`] keeps the keys that have a prefix in the
+//! app's own memory, at any sidecar. Both exist with `.await` in [`asynchronous`].
+//!
 //! # After a failover
 //! [`Error::UnknownOutcome`] and [`Error::Disconnected`] leave open whether the appends in flight are in the log. Connect to
 //! the new primary (with [`Options::hold`], to be answered once there is one), read from the last acknowledged LSN + 1, compare
 //! with what was in flight, in order, and submit the rest again.
 
+mod apply;
 #[cfg(feature = "async")]
 pub mod asynchronous;
 pub mod blocking;
 mod buffer;
+mod content;
 mod error;
+mod local;
 mod reserved;
 mod ring;
 mod session;
 mod types;
 
+pub use apply::{Applied, Apply};
+pub use content::{Change, Entry};
 pub use error::Error;
 pub use reserved::Reserved;
 pub use tailwind_protocol::history::History;

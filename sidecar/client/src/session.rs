@@ -14,10 +14,11 @@ use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{
     self, BEHIND_UNKNOWN, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, Request, Response, Role, VERSION,
-    VERSION_FOLLOW, VERSION_HISTORY, VERSION_MIN, decode_response, encode_batch,
+    VERSION_FOLLOW, VERSION_HISTORY, VERSION_MIN, VERSION_TABLE, decode_response, encode_batch,
 };
 use tailwind_protocol::table::request::Mismatch;
 
+use crate::apply::Apply;
 use crate::buffer::{Inbox, Outbox};
 use crate::ring::Ring;
 use crate::types::{Ack, Limits, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome, known};
@@ -323,6 +324,17 @@ impl Session {
         Ok(ticket)
     }
 
+    /// Takes a request to a table. An error means that it was not taken.
+    pub(crate) fn submit_apply(&mut self, apply: &Apply) -> Result<Ticket, Error> {
+        self.check_submit()?;
+        let operations = apply.checked()?;
+        // A larger frame would end the connection.
+        check_size("apply", 8 + operations.as_bytes().len(), self.welcome.limits.batch_size_max)?;
+        let ticket = self.next_ticket();
+        Request::Apply(operations).encode(ticket.0, self.outbox.tail());
+        Ok(ticket)
+    }
+
     /// Asks for the one reply that `take_reply` waits for. An earlier reply is dropped.
     pub(crate) fn ask(&mut self, request: &Request<'_>) {
         self.requested = self.number();
@@ -367,6 +379,22 @@ impl Session {
             "{what} needs version {VERSION_FOLLOW} of the append socket, and this sidecar speaks version {version}: update it"
         );
         Err(Error::Refused { code: ErrorCode::UnsupportedVersion, message })
+    }
+
+    /// Refuses a table's requests at a sidecar whose group keeps none, or that knows none.
+    pub(crate) fn check_table(&self) -> Result<(), Error> {
+        let version = self.welcome.version;
+        if version < VERSION_TABLE {
+            let message = format!(
+                "a table needs version {VERSION_TABLE} of the append socket, and this sidecar speaks version {version}: update it"
+            );
+            return Err(Error::Refused { code: ErrorCode::UnsupportedVersion, message });
+        }
+        if !self.welcome.table {
+            let message = "this group keeps a log and no table: append and read records".to_owned();
+            return Err(Error::WrongKind { message });
+        }
+        Ok(())
     }
 
     /// Ends the read that runs, if one does, and drops what still arrives. It is over once `finish_read` returns `Some`.
@@ -659,11 +687,16 @@ impl Session {
         }
         match decoded.frame {
             Response::Ack { lsn } => {
-                if self.in_flight.front() != Some(&Ticket(request)) {
+                let ticket = Ticket(request);
+                if self.in_flight.front() == Some(&ticket) {
+                    self.in_flight.pop_front();
+                } else if let (true, Ok(place)) = (self.welcome.table, self.in_flight.binary_search(&ticket)) {
+                    // Requests in front of it whose conditions do not hold are answered later.
+                    self.in_flight.remove(place);
+                } else {
                     return Err(format!("an ack of request {request}, which is not the oldest append in flight"));
                 }
-                self.in_flight.pop_front();
-                self.answer(Ticket(request), Ok(Lsn(lsn)));
+                self.answer(ticket, Ok(Lsn(lsn)));
             }
             Response::Records { .. } if way == Way::Ring => return Err("records in the ring".to_owned()),
             Response::Records { first, records } => {

@@ -7,3 +7,4 @@ mod blocking;
 mod fake;
 mod follow;
 mod python;
+mod table;
