@@ -2,6 +2,7 @@
 //!
 //! Every option has a flag, an environment variable and a sentence on how to choose it.
 
+mod table;
 mod values;
 
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use crate::kubernetes::GroupPath;
 use crate::path::Allowed;
 use crate::tls::TlsOptions;
 
+pub use table::{TableOptions, TableSize};
 pub use values::{address, number, own_name, writable};
 
 /// A backup that a sidecar may use.
@@ -149,6 +151,9 @@ pub struct RunOptions {
     /// memory (8 of them in this process, and 3 for each reader), smaller ones more control calls
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE", value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
+    /// Whether it keeps a table.
+    #[command(flatten)]
+    pub table: TableOptions,
     /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
     /// hard links, but not locks. Later versions are numbered files beside it. With --reader it is only read
     /// [default: /var/lib/tailwind/GROUP/config.json]

@@ -66,6 +66,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         recover_from_disk,
         durability,
         segment_size,
+        table,
         fabric,
         rdma,
         allow_uid,
@@ -87,6 +88,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     ensure_usage!(
         heartbeat_silence_ms > heartbeat_interval_ms.saturating_mul(2),
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
+    );
+    ensure_usage!(
+        replica_group.is_none() || table.table.is_none(),
+        "--table: a ReplicaGroup cannot keep a table yet; only a group whose config store is a file (--config) can"
     );
     // A reader finds the members in the config store.
     if replica_group.is_none() && !reader {
@@ -133,6 +138,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         }
     };
     let Shape { durability, segment_size, fabric } = shape;
+    let table = table.size(segment_size)?;
     let batch_memory_min = AppendLoopOptions::batch_memory_min(segment_size) as u64;
     ensure_usage!(
         batch_memory >= batch_memory_min,
@@ -187,6 +193,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         rules: Rules {
             durability,
             segment_size,
+            table,
             heartbeat_silence: Duration::from_millis(heartbeat_silence_ms),
             app_wait: Duration::from_millis(app_wait_ms),
             fence_wait: Duration::from_millis(fence_wait_ms),

@@ -142,6 +142,8 @@ fn promotion_waits(state: &GroupState<'_>, candidate: Candidate) -> Ready {
         WaitsFor::ConfigStore => Ready::ConfigStoreUnreadable(candidate),
         // Only a reader says so, and none is a candidate: its words are shown without advice.
         WaitsFor::Reads => Ready::Unavailable(PhaseReason::CandidateWaits(candidate)),
+        // No ReplicaGroup keeps a table, and its sidecars cannot be told to.
+        WaitsFor::OtherKind => Ready::Unavailable(PhaseReason::CandidateWaits(candidate)),
         WaitsFor::Backups => Ready::WaitsForBackups(candidate),
         WaitsFor::Members => Ready::WaitsForMembers(candidate),
         WaitsFor::Evidence => {

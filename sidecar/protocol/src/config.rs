@@ -45,6 +45,10 @@ pub struct MemberRef {
 pub struct Configuration {
     /// The log; drawn at random when the group is first started.
     pub log: LogId,
+    /// What the log keeps. Left out for plain records: earlier builds, which know nothing else, refuse a field that they do not
+    /// know.
+    #[serde(default, skip_serializing_if = "Kind::is_log")]
+    pub kind: Kind,
     /// The epoch of the current primary.
     pub epoch: Epoch,
     /// Drawn at random for the claim of this epoch. A conflict with an equal configuration is success (see
@@ -214,6 +218,33 @@ impl std::str::FromStr for Durability {
         all.into_iter()
             .find(|durability| durability.to_string() == text)
             .ok_or_else(|| format!("must be one of {}", all.map(|durability| durability.to_string()).join(" | ")))
+    }
+}
+
+/// What a group keeps in its log. Said by who founds it, and the same for as long as the group is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Records, for its apps to read and to trim.
+    #[default]
+    Log,
+    /// Keyed records, of which the last one of each key counts; see [`table`](crate::table).
+    Table,
+}
+
+impl Kind {
+    /// True for records of any content.
+    pub fn is_log(&self) -> bool {
+        *self == Kind::Log
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Kind::Log => "log",
+            Kind::Table => "table",
+        })
     }
 }
 

@@ -184,6 +184,10 @@ impl Promotion {
                 out.push(Output::Survey(None));
             }
             Ok(Some(found)) => {
+                if found.kind != self.rules.kind {
+                    self.state = State::Over;
+                    return out.push(Output::OtherKind(found));
+                }
                 let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed);
                 if (beaten || self.founding) && found.primary != self.me {
                     return self.lose(found.epoch, out);
@@ -262,6 +266,7 @@ impl Promotion {
         let wanted = usize::from(self.rules.backups).min(MEMBERS_MAX);
         let proposed = Configuration {
             log: self.new_log,
+            kind: self.rules.kind,
             epoch: Epoch(1),
             claim: self.draw_claim(),
             earlier: Vec::new(),

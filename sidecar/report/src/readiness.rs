@@ -87,6 +87,8 @@ pub enum WaitsFor {
     Backups,
     /// Members of the last set that answer.
     Members,
+    /// Options that fit the group: it keeps a log and this sidecar was started for a table, or the other way round.
+    OtherKind,
     /// Members that can tell where the log ends, or sound copies of what it needs.
     Evidence,
     /// Any content of the config store: it is empty, and a backup holds a log.
@@ -103,6 +105,7 @@ impl WaitsFor {
             WaitsFor::Reads => "reads",
             WaitsFor::Backups => "backups",
             WaitsFor::Members => "members",
+            WaitsFor::OtherKind => "other-kind",
             WaitsFor::Evidence => "evidence",
             WaitsFor::ForgottenLog => "forgotten-log",
             WaitsFor::NewerConfigStore => "newer-config-store",
@@ -228,8 +231,8 @@ mod tests {
 
     #[test]
     fn the_words_are_those_of_the_report() {
-        use WaitsFor::{Backups, ConfigStore, Evidence, ForgottenLog, Members, NewerConfigStore, Reads};
-        for what in [ConfigStore, Reads, Backups, Members, Evidence, ForgottenLog, NewerConfigStore] {
+        use WaitsFor::{Backups, ConfigStore, Evidence, ForgottenLog, Members, NewerConfigStore, OtherKind, Reads};
+        for what in [ConfigStore, Reads, Backups, Members, OtherKind, Evidence, ForgottenLog, NewerConfigStore] {
             assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
         }
         for what in [AppendsWaitFor::Room, AppendsWaitFor::Members, AppendsWaitFor::Disk] {

@@ -77,7 +77,7 @@ impl Checks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tailwind_protocol::config::{Configuration, PrimaryRef};
+    use tailwind_protocol::config::{Configuration, Kind, PrimaryRef};
     use tailwind_protocol::ids::{Claim, Generation, LogId, Offset, SegmentId, Version};
     use tailwind_protocol::layout::{Chain, Closure, SegmentSize};
     use tailwind_protocol::recovery::ClosedSegment;
@@ -104,6 +104,7 @@ mod tests {
     pub(super) fn configuration(epoch: u64) -> Configuration {
         Configuration {
             log: LogId(1),
+            kind: Kind::Log,
             epoch: Epoch(epoch),
             claim: Claim(1),
             earlier: Vec::new(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tailwind_fabric::{Reader, Sender};
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Durability, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::rpc::{PullSource, SOURCE_ADDRESSES_MAX};
@@ -26,6 +26,7 @@ use super::status::times::PromotionTimes;
 use super::status::waits::Waits;
 use crate::access::Access;
 use crate::kubernetes::PrimaryAddress;
+use crate::options::TableSize;
 use crate::path::Counters;
 use crate::rpc::BackupClient;
 use crate::store::Store;
@@ -121,6 +122,13 @@ fn addresses(desired: &DesiredState, id: &MemberId, stored: Option<&str>) -> Vec
     addresses
 }
 
+impl Rules {
+    /// What this sidecar's options say that the group keeps.
+    pub fn kind(&self) -> Kind {
+        TableSize::kind(self.table.as_ref())
+    }
+}
+
 /// What the group has been made with, and how patient to be.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -128,6 +136,8 @@ pub struct Rules {
     pub durability: Durability,
     /// Size of segments.
     pub segment_size: SegmentSize,
+    /// The size of the group's table, if it keeps one.
+    pub table: Option<TableSize>,
     /// A peer that is silent for so long is dead.
     pub heartbeat_silence: Duration,
     /// How long a standby without an app lets others go first.

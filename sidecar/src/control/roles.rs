@@ -8,11 +8,13 @@
 //! - [`promote`] executes what the promotion machine wants, with [`tenure`], the term that is claimed;
 //! - [`lead`] executes what the primary machine wants, for one term; [`seat`] what of it concerns one member;
 //! - [`member`] speaks to one backup, within one epoch;
+//! - [`other_kind`] keeps one apart whose options say another kind of group;
 //! - [`read_only`] is the role of a sidecar that only reads, instead of all these.
 
 mod fit;
 mod lead;
 pub(super) mod member;
+mod other_kind;
 mod promote;
 mod read_only;
 mod seat;
@@ -29,6 +31,7 @@ use super::{Context, Rules, random_below};
 use crate::path::{Command, FromTerm};
 use fit::FitCheck;
 use lead::TermEnd;
+use standby::NoTurn;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
 const TERM_SHORT: Duration = Duration::from_secs(1);
@@ -52,7 +55,14 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
     let mut fit = FitCheck::default();
     loop {
         stay_fenced(context).await;
-        let Some(turn) = standby::wait_for_turn(context).await else { continue };
+        let turn = match standby::wait_for_turn(context).await {
+            Ok(turn) => turn,
+            Err(NoTurn::Fenced) => continue,
+            Err(NoTurn::OtherKind(found)) => {
+                other_kind::stay_apart(context, found).await;
+                continue;
+            }
+        };
         missed = turn.missed.or(missed);
         if context.desired().fenced || !turn.has_asked && !fit.passes(context).await {
             continue;
@@ -79,6 +89,10 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
                 };
                 let others_first = if was_cut_off { time_to_take_over(&context.rules) } else { Duration::ZERO };
                 tokio::time::sleep(pause.max(others_first)).await;
+            }
+            promote::Outcome::OtherKind(found) => {
+                missed = None;
+                other_kind::stay_apart(context, found).await;
             }
             promote::Outcome::Disturbed => {
                 tracing::info!("the group's desired state has changed")

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::Deserialize as _;
 use tailwind_crds::view::{GroupView, Lenient, SpecView};
 use tailwind_crds::{LogCut, LogMember, LogPrimary, LogStatus, Transport};
-use tailwind_protocol::config::{Configuration, Cut, Durability, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Cut, Durability, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{Claim, Epoch, Lsn, Version};
 use tailwind_protocol::layout::SegmentSize;
 
@@ -77,6 +77,8 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
     };
     Ok(Configuration {
         log: text("id", id)?,
+        // A ReplicaGroup keeps a log.
+        kind: Kind::Log,
         epoch: Epoch(*epoch),
         claim: claimed(claim)?,
         earlier: earlier_claims.iter().map(claimed).collect::<Result<_, String>>()?,
@@ -89,7 +91,7 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
 }
 
 pub(super) fn log_status(config: &Configuration) -> LogStatus {
-    let Configuration { log, epoch, claim, earlier, won, cuts, version, primary, members } = config;
+    let Configuration { log, kind: _, epoch, claim, earlier, won, cuts, version, primary, members } = config;
     let hexadecimal = |claim: &Claim| format!("{:016x}", claim.0);
     let cut = |cut: &Cut| LogCut { epoch: cut.epoch.0, last: cut.last.0, ordered: cut.ordered.map(|lsn| lsn.0) };
     let member = |member: &MemberRef| LogMember {

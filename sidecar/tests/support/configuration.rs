@@ -1,6 +1,6 @@
 //! The configuration of a group of three backups, led by sidecar `a`.
 
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 
 pub(crate) const BACKUPS: usize = 3;
@@ -13,6 +13,7 @@ pub(crate) fn configuration(epoch: u64) -> Configuration {
     };
     Configuration {
         log: LogId(1),
+        kind: Kind::Log,
         epoch: Epoch(epoch),
         claim: Claim(epoch),
         earlier: Vec::new(),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tailwind_primary::{Channel, Fabric, Listener, Moment, PrimaryLog, Proof};
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Time};
+use tailwind_protocol::config::{Configuration, Durability, Kind, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, SegmentId, Version};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Output, Primary, Rules, Seat};
@@ -153,6 +153,7 @@ impl Group {
     pub(super) fn new(members: usize, post_bytes_max: u32) -> Group {
         let config = Configuration {
             log: LogId(1),
+            kind: Kind::Log,
             epoch: Epoch(1),
             claim: Claim(1),
             earlier: Vec::new(),

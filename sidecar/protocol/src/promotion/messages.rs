@@ -82,6 +82,8 @@ pub enum Output {
     Won(Configuration, Reference),
     /// Another sidecar has claimed a newer epoch. The last output.
     Lost(Epoch),
+    /// The group keeps something else than this candidate's rules say: it is not this candidate's to lead.
+    OtherKind(Configuration),
 }
 
 impl Output {

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::config::Configuration;
+use crate::config::{Configuration, Kind};
 use crate::ids::{Epoch, LogId, Lsn};
 
 /// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
@@ -17,6 +17,8 @@ const DISK_PATIENCE: u64 = 32;
 /// What the group wants of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
+    /// What a new group keeps in its log. A group that keeps something else is not this sidecar's to lead.
+    pub kind: Kind,
     /// Members that a new group should have.
     pub backups: u8,
     /// Members that must be fenced, and hold the log, before there is a primary.

@@ -1,7 +1,7 @@
 //! Damage is never absence (S12), nor is anything sound given up by itself (S13): what a promotion believes of members that
 //! have lost something, that come late, or that know more than the config store.
 
-use tailwind_protocol::config::{CUTS_KEPT, Configuration, Cut, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::config::{CUTS_KEPT, Configuration, Cut, Kind, MemberRef, PrimaryRef, SwapOutcome, Time};
 use tailwind_protocol::history::{History, Parted};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
@@ -21,6 +21,7 @@ fn member(number: u128) -> MemberRef {
 fn config(members: u128) -> Configuration {
     Configuration {
         log: LogId(1),
+        kind: Kind::Log,
         epoch: Epoch(5),
         claim: Claim(55),
         earlier: vec![Claim(44)],
@@ -99,6 +100,7 @@ impl Fixture {
         recover_from_disk: Option<LogId>,
     ) -> Fixture {
         let rules = Rules {
+            kind: Kind::Log,
             backups: members as u8,
             min_in_sync,
             fence_wait_ms: 100,

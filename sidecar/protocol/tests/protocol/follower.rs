@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::logs::{Log, Payloads, identity};
 use proptest::prelude::*;
 use tailwind_protocol::board::{BoardIdentity, Progress};
-use tailwind_protocol::config::{Configuration, Cut, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Cut, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::follower::{
     Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, NEEDED_MAX, NeededCopies, Output, STALE_AFTER, Visit,
 };
@@ -161,6 +161,7 @@ impl Scene {
     fn configuration(&self, log: LogId, epoch: u64) -> Configuration {
         Configuration {
             log,
+            kind: Kind::Log,
             epoch: Epoch(epoch),
             claim: Claim(1),
             earlier: Vec::new(),

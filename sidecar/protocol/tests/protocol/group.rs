@@ -1,6 +1,6 @@
 //! The group of the tests of a primary: `m1`, `m2`, … and what they are before they hold anything.
 
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, Version};
 use tailwind_protocol::rpc::Inventory;
 
@@ -15,6 +15,7 @@ pub(crate) fn member(number: usize) -> MemberRef {
 pub(crate) fn config(members: usize) -> Configuration {
     Configuration {
         log: LogId(1),
+        kind: Kind::Log,
         epoch: Epoch(1),
         claim: Claim(1),
         earlier: Vec::new(),

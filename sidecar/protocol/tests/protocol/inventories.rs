@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use tailwind_protocol::backup::{Backup, Found, Input, Limits, Output, Promise, Reply, Request, RequestId};
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::config::{Configuration, Durability, Kind, MemberRef, PrimaryRef, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, MemberId, Offset, SegmentId, Version};
 use tailwind_protocol::inventory::{PAGES_MAX, RESTARTS_MAX, Reading, Unbelievable, check_page};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
@@ -416,6 +416,7 @@ fn set() -> Configuration {
     let member = |id: &str| MemberRef { id: name(id), boot: BootId(1), control: "h:1".to_owned() };
     Configuration {
         log: LOG,
+        kind: Kind::Log,
         epoch: LED,
         claim: Claim(5),
         earlier: vec![],
@@ -430,6 +431,7 @@ fn set() -> Configuration {
 /// Both answer the fence of a promotion.
 fn promoted(honest: &Inventory, liar: &Inventory) -> Option<Lsn> {
     let rules = promotion::Rules {
+        kind: Kind::Log,
         backups: 2,
         min_in_sync: 1,
         fence_wait_ms: 10,

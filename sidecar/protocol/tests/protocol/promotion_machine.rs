@@ -1,6 +1,6 @@
 //! What a promotion asks for, and in which order.
 
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
+use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, MemberId, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
@@ -17,6 +17,7 @@ fn member(number: u128) -> MemberRef {
 fn config(members: u128) -> Configuration {
     Configuration {
         log: LogId(1),
+        kind: Kind::Log,
         epoch: Epoch(5),
         claim: Claim(1),
         earlier: Vec::new(),
@@ -41,7 +42,12 @@ impl Fixture {
     }
 
     fn start_with(seed: u64, min_in_sync: u8) -> Fixture {
+        Fixture::of_kind(Kind::Log, seed, min_in_sync)
+    }
+
+    fn of_kind(kind: Kind, seed: u64, min_in_sync: u8) -> Fixture {
         let rules = Rules {
+            kind,
             backups: 2,
             min_in_sync,
             fence_wait_ms: 100,
@@ -373,6 +379,34 @@ fn race_for_a_new_group_may_be_lost_before_it_begins() {
     fixture.machine.expect_to_found();
     let found = Configuration { epoch: Epoch(1), version: Version(1), ..config(1) };
     assert_eq!(fixture.step(Input::Read(Ok(Some(found)))), [Output::Lost(Epoch(1))]);
+}
+
+/// At its own restart too: nobody else's epoch would ever pass it.
+#[test]
+fn a_group_of_another_kind_is_left_alone() {
+    for (ours, theirs) in [(Kind::Log, Kind::Table), (Kind::Table, Kind::Log)] {
+        let found = Configuration { kind: theirs, primary: primary("s1"), ..config(5) };
+        let mut fixture = Fixture::of_kind(ours, 1, 1);
+        assert_eq!(fixture.step(Input::Read(Ok(Some(found.clone())))), [Output::OtherKind(found.clone())]);
+        assert_eq!(fixture.step(Input::Read(Ok(Some(config(6))))), []);
+        let mut same = Fixture::of_kind(theirs, 1, 1);
+        let out = same.step(Input::Read(Ok(Some(found))));
+        assert!(matches!(out, [Output::Swap(swap)] if swap.proposed.kind == theirs), "{out:?}");
+    }
+}
+
+/// Two candidates that say different kinds found a group at the same time.
+#[test]
+fn the_loser_of_a_race_does_not_lead_the_other_kind() {
+    let mut fixture = Fixture::of_kind(Kind::Table, 1, 1);
+    fixture.step(Input::Read(Ok(None)));
+    let empty = |number| (member(number), Inventory { log: None, ..inventory(&member(number), vec![]) });
+    let out = fixture.step(Input::Surveyed(vec![empty(1), empty(2)])).to_vec();
+    let [Output::Swap(mine)] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(mine.proposed.kind, Kind::Table);
+    let theirs = Configuration { epoch: Epoch(1), version: Version(1), ..config(1) };
+    let out = fixture.step(Input::Swapped(SwapOutcome::Conflict(Some(theirs.clone())))).to_vec();
+    assert!(matches!(out[..], [Output::Lost(_)]), "{out:?}");
 }
 
 /// Its own earlier life made the group and died: nobody else would ever lead it.

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use goldenscript::ArgumentConsumer;
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
+use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, MemberId, Version};
 use tailwind_protocol::standby::{Desired, Input, Output, Reason, Round, Rules, Standby};
 
@@ -172,6 +172,7 @@ fn configuration(stamp: &str, args: &mut ArgumentConsumer<'_>) -> Result<Configu
     }
     Ok(Configuration {
         log: LogId(1),
+        kind: Kind::Log,
         epoch: Epoch(epoch.parse()?),
         claim: Claim(0),
         earlier: Vec::new(),

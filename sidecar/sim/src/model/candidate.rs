@@ -45,7 +45,7 @@ impl Step<'_> {
             match output {
                 Output::ReadConfig => self.call(side, Ask::Read),
                 Output::Survey(_) => self.call(side, Ask::Survey),
-                Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
+                Output::Swap(swap) => self.call(side, Ask::Swap(Box::new(swap))),
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {
                         self.install(
@@ -77,6 +77,7 @@ impl Step<'_> {
                     self.trace(|| format!("{name} gives up: epoch {epoch} is claimed by another"));
                     self.become_role(side, Role::Standby);
                 }
+                Output::OtherKind(_) => unreachable!("there are logs only"),
             }
         }
     }

@@ -132,7 +132,7 @@ impl Step<'_> {
             }
             Output::Disconnect(seat) => drop(lead.channels.remove(&seat)),
             Output::Forget(segment, _) => drop(lead.memory.remove(&segment)),
-            Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
+            Output::Swap(swap) => self.call(side, Ask::Swap(Box::new(swap))),
             Output::Survey => {
                 let up = self.state.hosts.iter().filter(|host| host.is_up()).map(|host| host.reference());
                 let found = up.collect();

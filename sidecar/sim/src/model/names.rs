@@ -2,7 +2,7 @@
 //!
 //! Used by [`step`](super::step) and [`start`](super::explore).
 
-use tailwind_protocol::config::{Durability, PrimaryRef};
+use tailwind_protocol::config::{Durability, Kind, PrimaryRef};
 use tailwind_protocol::ids::{GroupName, LogId, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::{primary, promotion};
@@ -35,6 +35,7 @@ impl Names {
 /// There are two moments: [`SOON`](super::act::SOON), when no patience has run out, and later, when all of it has. Pauses
 /// before a retry are over at once. Patience with repairs never runs out: here every request is answered or fails.
 pub(super) const PROMOTION: promotion::Rules = promotion::Rules {
+    kind: Kind::Log,
     accept_loss: None,
     recover_from_disk: None,
     backups: HOSTS as u8,

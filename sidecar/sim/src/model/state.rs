@@ -172,7 +172,7 @@ pub(super) struct Call {
 pub(super) enum Ask {
     Read,
     Survey,
-    Swap(Swap),
+    Swap(Box<Swap>),
 }
 
 /// The store's answer.

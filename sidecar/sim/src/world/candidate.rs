@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tailwind_protocol::config::MemberRef;
+use tailwind_protocol::config::{Kind, MemberRef};
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::rpc::{Inventory, TermId};
@@ -37,6 +37,7 @@ pub(crate) struct Candidacy {
 impl World {
     pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
         let rules = Rules {
+            kind: Kind::Log,
             accept_loss: None,
             recover_from_disk: self.desired.recover_from_disk,
             backups: self.desired.backups,
@@ -77,7 +78,7 @@ impl World {
                     if let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role {
                         candidacy.term = term;
                     }
-                    self.ask_store(of, Ask::Swap(swap));
+                    self.ask_store(of, Ask::Swap(Box::new(swap)));
                 }
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {
@@ -111,6 +112,7 @@ impl World {
                     trace!(self, "{} gives up: epoch {epoch} is claimed by another", self.sidecars[of.0].name);
                     return self.rest(of, 40);
                 }
+                Output::OtherKind(_) => unreachable!("all sidecars of a world say the same kind"),
                 Output::Fence(..) | Output::Trim(..) | Output::Drop(..) | Output::Close(..) => {
                     let Some((member, request)) = output.request(group()) else { continue };
                     let purpose = match (&output, output.task()) {

@@ -240,7 +240,7 @@ impl World {
                 trace!(self, "{name}: segment {segment}, {what}, is closed everywhere");
                 self.cleaner_hears_of(of, lead, segment, closure);
             }
-            Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
+            Output::Swap(swap) => self.ask_store(of, Ask::Swap(Box::new(swap))),
             Output::Survey => self.survey(of, None),
             Output::Fence(member) => {
                 let request = Request::Fence(FenceRequest::of(group(), lead.machine().config(), &member.id));

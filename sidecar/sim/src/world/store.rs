@@ -19,7 +19,7 @@ const STORE_TIMEOUT: Micros = 200 * MS;
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
     Read,
-    Swap(Swap),
+    Swap(Box<Swap>),
 }
 
 /// A call on its way.
@@ -90,7 +90,7 @@ impl World {
         if let Ask::Swap(swap) = &ask
             && !self.store.proposed.contains(swap)
         {
-            self.store.proposed.push(swap.clone());
+            self.store.proposed.push((**swap).clone());
         }
         let late = match ask {
             Ask::Read => StoreReply::Read(Err("no answer".to_owned())),

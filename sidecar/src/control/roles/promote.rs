@@ -41,6 +41,8 @@ pub(super) enum Outcome {
     Won(Configuration, Reference),
     /// Another sidecar claimed a newer epoch.
     Lost(Epoch),
+    /// The group keeps something else than this sidecar's options say.
+    OtherKind(Configuration),
     /// The group wants something else than when the promotion began: it is as if this sidecar had died in the middle.
     Disturbed,
 }
@@ -51,6 +53,7 @@ pub(super) async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
     let now = || Time(started.elapsed().as_millis() as u64);
     let desired = context.desired();
     let rules = Rules {
+        kind: context.rules.kind(),
         backups: desired.members,
         min_in_sync: desired.min_in_sync,
         fence_wait_ms: context.rules.fence_wait.as_millis() as u64,
@@ -93,6 +96,7 @@ pub(super) async fn promote(context: &Arc<Context>, founding: bool) -> Outcome {
                     return Outcome::Won(config, reference);
                 }
                 Output::Lost(epoch) => return Outcome::Lost(epoch),
+                Output::OtherKind(found) => return Outcome::OtherKind(found),
                 Output::Waiting(waiting) => {
                     let why = orders.explain(&waiting, &desired, &unfounded);
                     context.waits.wait(waits::word(&waiting), why.clone());
@@ -224,7 +228,9 @@ fn execute(
                 repairs.answer(config.epoch, Task::Install(member.id, identity.segment), result).await
             });
         }
-        Output::Waiting(_) | Output::Won(..) | Output::Lost(_) => unreachable!("handled by the caller"),
+        Output::Waiting(_) | Output::Won(..) | Output::Lost(_) | Output::OtherKind(_) => {
+            unreachable!("handled by the caller")
+        }
     }
 }
 

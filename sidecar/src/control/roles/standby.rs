@@ -36,8 +36,17 @@ pub(super) struct Turn {
     pub founding: bool,
 }
 
-/// Returns when this sidecar should try to become primary; `None` when nobody shall.
-pub(super) async fn wait_for_turn(context: &Arc<Context>) -> Option<Turn> {
+/// Why this sidecar's turn does not come.
+#[derive(Clone, Debug)]
+pub(super) enum NoTurn {
+    /// Nobody shall become primary.
+    Fenced,
+    /// The group keeps something else than this sidecar's options say.
+    OtherKind(Configuration),
+}
+
+/// Returns when this sidecar should try to become primary, or when it should not.
+pub(super) async fn wait_for_turn(context: &Arc<Context>) -> Result<Turn, NoTurn> {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
     let rules = Rules {
@@ -53,20 +62,25 @@ pub(super) async fn wait_for_turn(context: &Arc<Context>) -> Option<Turn> {
     let mut shell = Shell::new(context);
     loop {
         for output in outputs.drain(..) {
+            if let Output::Listen(_, found) = &output
+                && found.kind != context.rules.kind()
+            {
+                return Err(NoTurn::OtherKind(found.clone()));
+            }
             if let Output::Claim(reason) = output {
                 if reason == Reason::Switchover {
                     tracing::info!("taking over as requested");
                 }
                 let missed = shell.missed.filter(|_| reason == Reason::PrimaryGone);
                 let has_asked = matches!(reason, Reason::PrimaryGone | Reason::Switchover);
-                return Some(Turn { missed, has_asked, founding: reason == Reason::NoConfiguration });
+                return Ok(Turn { missed, has_asked, founding: reason == Reason::NoConfiguration });
             }
             shell.carry_out(output);
         }
         // A heartbeat that has come while this process was stopped counts before the time that has passed.
         let input = tokio::select! {
             biased;
-            () = context.desires(|state| state.fenced) => return None,
+            () = context.desires(|state| state.fenced) => return Err(NoTurn::Fenced),
             input = shell.next() => input,
             () = context.desires(|state| self::desired(context, state) != desired) => {
                 desired = self::desired(context, &context.desired());

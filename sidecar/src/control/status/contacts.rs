@@ -195,7 +195,7 @@ pub fn takeover(
 
 #[cfg(test)]
 mod tests {
-    use tailwind_protocol::config::PrimaryRef;
+    use tailwind_protocol::config::{Kind, PrimaryRef};
     use tailwind_protocol::ids::{BootId, Claim, Epoch, Version};
 
     use super::*;
@@ -253,6 +253,7 @@ mod tests {
             ["b0", "b1", "b2"].map(|name| MemberRef { id: id(name), boot: BootId(1), control: String::new() });
         let config = Configuration {
             log: LogId(1),
+            kind: Kind::Log,
             epoch: Epoch(1),
             claim: Claim(1),
             earlier: Vec::new(),

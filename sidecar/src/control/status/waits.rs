@@ -132,7 +132,7 @@ impl Orders {
 
 #[cfg(test)]
 mod tests {
-    use tailwind_protocol::config::{Cut, PrimaryRef};
+    use tailwind_protocol::config::{Cut, Kind, PrimaryRef};
     use tailwind_protocol::ids::{Claim, Epoch, LogId, Lsn, Version};
 
     use super::*;
@@ -170,9 +170,9 @@ mod tests {
         let order = |log, after| DiskRecovery { log, after: Epoch(after) };
         let cuts = vec![Cut { epoch: Epoch(7), last: Lsn(45), ordered: Some(Lsn(40)) }];
         let primary = PrimaryRef { id: "s0".parse().unwrap(), control: String::new() };
-        let (epoch, claim, version) = (Epoch(9), Claim(1), Version(3));
+        let (kind, epoch, claim, version) = (Kind::Log, Epoch(9), Claim(1), Version(3));
         let (earlier, members) = (Vec::new(), Vec::new());
-        let found = Configuration { log, epoch, claim, earlier, won: Epoch(7), cuts, version, primary, members };
+        let found = Configuration { log, kind, epoch, claim, earlier, won: Epoch(7), cuts, version, primary, members };
         let waiting =
             promotion::Waiting::Members { fenced: 0, needed: 2, missing: "b0 (its memory is new)".to_owned() };
         let told = |accepted, ordered| {

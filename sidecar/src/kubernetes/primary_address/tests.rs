@@ -10,6 +10,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use kube::Config;
 use std::collections::HashMap;
+use tailwind_protocol::config::Kind;
 use tailwind_protocol::ids::{Claim, Version};
 use tokio::sync::watch;
 
@@ -20,6 +21,7 @@ const LOG: &str = "0000000000000000000000000000000a";
 fn config(epoch: u64) -> Configuration {
     Configuration {
         log: LOG.parse().unwrap(),
+        kind: Kind::Log,
         epoch: Epoch(epoch),
         claim: Claim(epoch),
         earlier: Vec::new(),

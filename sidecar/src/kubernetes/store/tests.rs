@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tailwind_crds::view::GroupView;
-use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 
 use super::*;
@@ -11,6 +11,7 @@ use crate::control::desired::Switchover;
 fn config(epoch: u64, version: u64) -> Configuration {
     Configuration {
         log: LogId(7),
+        kind: Kind::Log,
         epoch: Epoch(epoch),
         claim: Claim(u64::MAX),
         earlier: Vec::new(),

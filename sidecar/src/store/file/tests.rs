@@ -1,7 +1,7 @@
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tailwind_protocol::config::PrimaryRef;
+use tailwind_protocol::config::{Kind, PrimaryRef};
 use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
 
 fn group() -> GroupName {
@@ -15,6 +15,7 @@ fn config(epoch: u64) -> Configuration {
 fn claimed(epoch: u64, claim: u64) -> Configuration {
     Configuration {
         log: LogId(7),
+        kind: Kind::Log,
         epoch: Epoch(epoch),
         claim: Claim(claim),
         earlier: Vec::new(),
@@ -261,6 +262,24 @@ fn a_file_of_the_first_format_is_read() {
     assert_eq!(store.read().unwrap(), Some(config(1)));
     advance(&store, 1, 5);
     assert_eq!(store.read().unwrap(), Some(config(5)));
+}
+
+/// Earlier builds refuse a field that they do not know, and read what has none.
+#[test]
+fn only_a_table_names_its_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    for (kind, named) in [(Kind::Log, false), (Kind::Table, true)] {
+        let founded = Configuration { kind, ..config(1) };
+        let written = serde_json::to_string(&founded).unwrap();
+        assert_eq!(written.contains(r#"{"log":"00000000000000000000000000000007","kind":"table","epoch":1,"#), named);
+        assert_eq!(written.contains("kind"), named, "{written}");
+        let store = FileStore::new(&path, &group()).unwrap();
+        let first = Swap { expected: None, proposed: founded.clone() };
+        assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Applied);
+        assert_eq!(store.read().unwrap(), Some(founded));
+        fs::remove_file(&path).unwrap();
+    }
 }
 
 /// Each would take the other's primary for a successor of its own.
