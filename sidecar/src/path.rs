@@ -6,10 +6,10 @@
 //! lock and allocates nothing.
 //!
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
-//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` and `applies` (what they mean), `leading`
-//! (the [primary's log](tailwind_primary): placing, posting, acknowledging), `answers` (whom the acks are for). Beside them:
-//! `role` (primary or not), `description` (the status), `fabric` (the channels), `latency` and `stall` (for the metrics and the
-//! report), `messages`, `options`, `sleep`.
+//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` and `applies` (what they mean),
+//! `leading` (the [primary's log](tailwind_primary): placing, posting, acknowledging), `answers` (whom the acks are for). Beside
+//! them: `moves` (what the cleaner of a table has moved), `role` (primary or not), `description` (the status), `fabric` (the
+//! channels), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
 
 mod answers;
 mod applies;
@@ -20,6 +20,7 @@ mod fabric;
 mod latency;
 mod leading;
 mod messages;
+mod moves;
 mod options;
 mod requests;
 mod ring;
@@ -43,11 +44,12 @@ use tailwind_protocol::socket::{Response, Role};
 use crate::logging::Repeats;
 use batch_memory::BatchMemory;
 use connection::{AnswerKind, ClientConnection};
-pub use description::{Description, LeadingDescription, MemberDescription};
+pub use description::{Description, LeadingDescription, MemberDescription, TableDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, FromTerm, ReadKind,
     ReadRequest, Start, control_channels,
 };
+pub use moves::{MoveBatch, Offered};
 pub use options::{Allowed, Options};
 pub(crate) use requests::{beyond_the_end, trimmed};
 use role::RoleState;
@@ -319,6 +321,8 @@ impl AppendLoop {
             // The receiver may have given up waiting.
             Command::Describe(reply) => drop(reply.send(self.describe())),
             Command::End => self.end(),
+            Command::Move(epoch, batch, reply) => self.on_move(epoch, batch, reply),
+            Command::TrimTable(epoch, below) => self.trim_table(epoch, below, now),
             Command::Input(epoch, input) => self.state.in_term(epoch, |log| log.step(now, input)),
             Command::Prepared(identity, fresh, shared) => {
                 self.state.in_term(identity.epoch, |log| log.prepared(identity, fresh, shared, now));

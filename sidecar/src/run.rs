@@ -30,6 +30,7 @@ use crate::control::status::contacts::Contacts;
 use crate::control::status::peers::Peers;
 use crate::control::status::rates::Rates;
 use crate::control::status::refusals::Refusals;
+use crate::control::status::table::TableWork;
 use crate::control::status::times::PromotionTimes;
 use crate::control::status::waits::Waits;
 use crate::control::{self, AppendLoopHandle, Context, Rules};
@@ -171,8 +172,15 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
-    let path_options =
-        AppendLoopOptions { allowed, segment_size, table: false, batch_memory, client_timeout, rings_max: rings, spin };
+    let path_options = AppendLoopOptions {
+        allowed,
+        segment_size,
+        table: table.is_some(),
+        batch_memory,
+        client_timeout,
+        rings_max: rings,
+        spin,
+    };
     let path =
         AppendLoop::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
             .context("set up the append path")?;
@@ -211,6 +219,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         contacts: Contacts::default(),
         peers: Peers::default(),
         rates: Rates::default(),
+        table: TableWork::default(),
         tenure: Tenure::default(),
         times: PromotionTimes::default(),
         group: group.clone(),

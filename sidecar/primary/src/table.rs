@@ -51,6 +51,8 @@ pub struct Moved {
     pub judged: usize,
     /// So many of those were live, and are appended.
     pub moved: u32,
+    /// Bytes of log that these take.
+    pub bytes: u64,
     /// The last record of the log then, moves included.
     pub appended: Lsn,
 }
@@ -157,8 +159,8 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             }
         }
         let (judged, moved) = (staged.judged(), staged.moved() as u32);
+        let size = if moved > 0 { staged.size() + CHECKSUM_SIZE } else { 0 };
         if moved > 0 {
-            let size = staged.size() + CHECKSUM_SIZE;
             if !table.bounds.may_move(self.segments_with(size), table.at_first) {
                 return None;
             }
@@ -166,7 +168,7 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             staged.appended(Lsn(placed.last.0 + 1 - u64::from(moved)), begin(placed, size));
             self.waits.add_append(placed, None);
         }
-        Some(Moved { judged, moved, appended: self.last_appended() })
+        Some(Moved { judged, moved, bytes: size as u64, appended: self.last_appended() })
     }
 
     /// A question that is answered once it is proved that this was primary after it came, and everything is acknowledged that was

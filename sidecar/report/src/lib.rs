@@ -1,7 +1,7 @@
 //! What sidecars and backups say about themselves: a [`report`], their [`readiness`], and their roles.
 //!
-//! [`report`] is the page and what a backup says; [`sidecar`] is what a sidecar says of its group, and ends in a
-//! [`verdict`]; [`rows`] lists those who take part, for people; [`peer`] is what a standby or a reader tells its primary;
+//! [`report`] is the page and what a backup says; [`sidecar`] is what a sidecar says of its group, with its [`table`] if it has
+//! one, and ends in a [`verdict`]; [`rows`] lists those who take part, for people; [`peer`] is what a standby or a reader tells its primary;
 //! [`memory`] says how much of it a backup needs.
 //!
 //! Written by sidecars and backups; read by the operator, and by people's commands. Depends on no other crate of the workspace,
@@ -13,6 +13,7 @@ pub mod readiness;
 pub mod report;
 pub mod rows;
 pub mod sidecar;
+pub mod table;
 pub mod verdict;
 
 use serde::{Deserialize, Serialize};

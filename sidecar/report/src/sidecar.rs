@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::readiness::{AppendsWait, Waiting};
+use crate::table::TableReport;
 use crate::verdict::Verdict;
 use crate::{Positions, ROLE_PRIMARY};
 
@@ -68,6 +69,9 @@ pub struct SidecarReport {
     /// What is appended, how fast, and how long it takes; absent unless primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub appends: Option<AppendsReport>,
+    /// The table that the group keeps; absent if it keeps a log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableReport>,
     /// The clients that are connected to this sidecar's append socket.
     pub clients: ClientsReport,
     /// What keeps it from becoming primary, if it should be, or a reader from being read from; after a second of waiting.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::readiness::AppendsWaitFor;
 use crate::sidecar::{MemberReport, MemberState, SidecarReport, StandbyReport};
+use crate::table::CleanerState;
 use crate::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 
 /// Most backups that a line names; the table has the others.
@@ -85,12 +86,18 @@ fn of_primary(report: &SidecarReport) -> (VerdictState, String) {
     let (has_standby, standby) = standby(&report.standbys);
     let damaged = report.members.iter().filter(|member| member.damaged > 0);
     let damaged: Vec<String> = damaged.map(damage).collect();
-    let state = match copies >= wanted && has_standby && damaged.is_empty() {
+    let uncleaned = report.table.as_ref().and_then(|table| table.cleaner);
+    let uncleaned = uncleaned.filter(|cleaner| cleaner.state == CleanerState::NotCleaned);
+    let uncleaned = uncleaned.map(|cleaner| format!("its table is {cleaner}"));
+    let state = match copies >= wanted && has_standby && damaged.is_empty() && uncleaned.is_none() {
         true => VerdictState::Ok,
         false => VerdictState::Degraded,
     };
     let copies = format!("{copies} of {wanted} {}{because}", if wanted == 1 { "copy" } else { "copies" });
-    (state, [copies].into_iter().chain(listed(&damaged)).chain([standby]).collect::<Vec<_>>().join(", "))
+    (
+        state,
+        [copies].into_iter().chain(listed(&damaged)).chain(uncleaned).chain([standby]).collect::<Vec<_>>().join(", "),
+    )
 }
 
 fn damage(member: &MemberReport) -> String {

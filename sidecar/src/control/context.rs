@@ -22,6 +22,7 @@ use super::status::contacts::Contacts;
 use super::status::peers::Peers;
 use super::status::rates::Rates;
 use super::status::refusals::Refusals;
+use super::status::table::TableWork;
 use super::status::times::PromotionTimes;
 use super::status::waits::Waits;
 use crate::access::Access;
@@ -73,6 +74,8 @@ pub struct Context {
     pub peers: Peers,
     /// How fast records are appended.
     pub rates: Rates,
+    /// What is done for its table.
+    pub table: TableWork,
     /// The term that it leads, or is about to.
     pub tenure: Tenure,
     /// How long failovers have taken.

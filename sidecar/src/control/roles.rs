@@ -12,7 +12,7 @@
 //! - [`read_only`] is the role of a sidecar that only reads, instead of all these.
 
 mod fit;
-mod lead;
+pub(super) mod lead;
 pub(super) mod member;
 mod other_kind;
 mod promote;
@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 use tailwind_protocol::socket::Role;
 use tokio::sync::mpsc;
 
-use super::{Context, Rules, random_below};
+use super::rebuild::Ended;
+use super::{Context, Rules, random_below, rebuild};
 use crate::path::{Command, FromTerm};
 use fit::FitCheck;
 use lead::TermEnd;
@@ -75,11 +76,22 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
         context.waits.over();
         match outcome {
             promote::Outcome::Won(config, reference) => {
+                let table = match rebuild::rebuild(context, &config, &reference).await {
+                    Ok(table) => table,
+                    Err(ended) => {
+                        context.tenure.end();
+                        missed = None;
+                        if let Ended::Superseded(epoch) = ended {
+                            tracing::info!(%epoch, "another sidecar claimed a newer epoch");
+                        }
+                        continue;
+                    }
+                };
                 if let Some(missed) = missed.take() {
                     context.times.failed_over(missed.elapsed());
                 }
                 let began = Instant::now();
-                let TermEnd { why, was_cut_off } = lead::lead(context, config, &reference, &mut outputs).await?;
+                let TermEnd { why, was_cut_off } = lead::lead(context, config, &reference, table, &mut outputs).await?;
                 context.tenure.end();
                 tracing::warn!(%why, "stepped down");
                 // Whatever ends one term after the other is not mended by the next: backups of another size, full disks.

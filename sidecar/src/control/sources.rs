@@ -1,6 +1,7 @@
 //! Who gives closed segments: members, or whoever else still has them. Every byte is checked here, whoever brings it.
 //!
-//! Used by [`reads`](super::reads), and by [`roles`](super::roles) for copies that a promotion or a primary makes.
+//! Used by [`reads`](super::reads), by [`roles`](super::roles) for copies that a promotion or a primary makes, and for a table: by
+//! [`rebuild`](super::rebuild) and [`clean`](super::clean).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::PiecewiseScanner;
+use tokio::task::JoinSet;
 
 use super::roles::member::{BULK_TIMEOUT, MemberLink};
 use super::{Context, random_below};
@@ -21,6 +23,23 @@ use crate::rpc::BackupClient;
 /// So long nothing of a segment may come before the next backup is asked for it as well. The first goes on: it may have many
 /// readers to serve.
 const NEXT_AFTER: Duration = Duration::from_millis(300);
+
+/// A segment on its way, in a task of its own; given up when this is dropped.
+#[derive(Debug)]
+pub struct Fetch<T>(JoinSet<Result<T, String>>);
+
+impl<T: Send + 'static> Fetch<T> {
+    /// Begins it.
+    pub fn begin(fetch: impl Future<Output = Result<T, String>> + Send + 'static) -> Fetch<T> {
+        Fetch(JoinSet::from_iter([fetch]))
+    }
+
+    /// What it was made into.
+    pub async fn done(mut self) -> Result<T, String> {
+        let done = self.0.join_next().await.expect("there is one task");
+        done.unwrap_or_else(|error| Err(error.to_string()))
+    }
+}
 
 /// Takes a segment as it comes.
 pub trait Intake: Send {

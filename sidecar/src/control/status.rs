@@ -6,6 +6,7 @@
 //! - [`waits`]: what keeps this sidecar from becoming primary; [`times`]: how long failovers have taken;
 //! - [`refusals`]: which members lend no buffer; [`contacts`]: which backups are lost, or do not answer;
 //! - [`peers`]: the group's other sidecars; [`rates`]: how fast records are appended;
+//! - [`table`]: what is done for the group's table;
 //! - [`measured`]: what the metrics are read from.
 
 pub mod contacts;
@@ -13,6 +14,7 @@ mod measured;
 pub mod peers;
 pub mod rates;
 pub mod refusals;
+pub mod table;
 pub mod times;
 pub mod waits;
 
@@ -32,7 +34,7 @@ use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
 use super::Context;
-use crate::path::{Command, Description, LeadingDescription, MemberDescription};
+use crate::path::{Command, Description, LeadingDescription, MemberDescription, TableDescription};
 use crate::tls;
 use contacts::Contact;
 use measured::Measured;
@@ -94,6 +96,10 @@ pub async fn report(context: &Context) -> Option<Report<SidecarReport>> {
         waiting: context.waits.told_while(context.may_read()),
         takeover: peers::could_take_over(context).filter(|_| path.role == ROLE_STANDBY),
         follow: context.follows.report(Instant::now()),
+        table: context.rules.table.as_ref().map(|size| {
+            let kept = path.leading.as_ref().and_then(|leading| leading.table.as_ref());
+            context.table.report(size, context.rules.segment_size, kept)
+        }),
         failover_ms: context.times.last_failover_ms(),
         role: path.role.clone(),
         ..SidecarReport::default()
@@ -339,6 +345,17 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     now.gauge("tailwind_rings", "Clients that append through shared memory.", count(&shared.rings));
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
+    let table = leading.and_then(|leading| leading.table);
+    let of_table = |number: fn(&TableDescription) -> u64| table.as_ref().map_or(0, number);
+    now.gauge("tailwind_table_keys", "Keys of the table that this primary keeps.", of_table(|table| table.keys.into()));
+    let help = "Bytes that the last records of a table's keys take in the log.";
+    now.gauge("tailwind_table_live_bytes", help, of_table(|table| table.live_bytes));
+    let log_bytes = of_table(|table| table.log_segments.into()) * context.segment_bytes;
+    now.gauge("tailwind_table_log_bytes", "Bytes of the segments of a table's log.", log_bytes);
+    let help = "Segments of a table's log that were emptied of live records and trimmed.";
+    now.counter("tailwind_table_cleaned_segments_total", help, count(&shared.cleaned_segments));
+    let help = "Bytes of log with live records that were appended again, so that their segments could be trimmed.";
+    now.counter("tailwind_table_moved_bytes_total", help, count(&shared.moved_bytes));
     tls::measure(context.certificate, &mut now);
     now
 }

@@ -53,6 +53,19 @@ pub struct LeadingDescription {
     pub appends_wait: Option<AppendsWaitFor>,
     /// The log is on disk at every member up to this record, as far as clients have asked for it.
     pub synced: u64,
+    /// Its table, if it keeps one.
+    pub table: Option<TableDescription>,
+}
+
+/// A primary's view of its table.
+#[derive(Clone, Copy, Debug)]
+pub struct TableDescription {
+    /// Keys that are present.
+    pub keys: u32,
+    /// Bytes of their last records in the log.
+    pub live_bytes: u64,
+    /// Segments of the log.
+    pub log_segments: u32,
 }
 
 /// One member in the status.
@@ -111,6 +124,11 @@ impl AppendLoop {
             connected: leading.log.members_connected(),
             appends_wait: self.appends_wait(leading),
             synced: primary.synced().0,
+            table: leading.log.table().map(|table| TableDescription {
+                keys: table.index().keys(),
+                live_bytes: table.index().live_bytes(),
+                log_segments: primary.log_segments(),
+            }),
         }
     }
 

@@ -20,6 +20,7 @@ use super::connection::{AnswerKind, ClientConnection};
 use super::fabric::SidecarFabric;
 use super::latency::Latency;
 use super::messages::Counters;
+use super::moves::OfferedBatch;
 use super::slots::ClientSlots;
 use super::stall::{Progress, Stall};
 
@@ -43,6 +44,8 @@ pub(super) struct Leading {
     pub(super) stall: Stall,
     /// Trims that may be answered now.
     trims: Vec<ProvedTrim>,
+    /// What the cleaner of a table wants judged.
+    pub(super) offered: Option<OfferedBatch>,
     /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
     /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
     pub(super) left_behind: Position,
@@ -62,6 +65,7 @@ impl Leading {
             paused: None,
             stall: Stall::default(),
             trims: Vec::new(),
+            offered: None,
             left_behind: Position::default(),
         }
     }
@@ -136,6 +140,7 @@ impl Leading {
         clients: &mut ClientSlots,
         counters: &Counters,
     ) -> Turned {
+        let judged = self.offered.is_some() && self.judge_offered(moment.ticks, counters);
         let last = self.log.appends().next_back();
         if let (fresh @ 1.., Some((_, last))) = (std::mem::take(&mut self.fresh), last) {
             self.append_times.begin(last.end, fresh, began);
@@ -143,7 +148,9 @@ impl Leading {
         let epoch = self.log.primary().config().epoch;
         let replication = &mut self.replication_times;
         let trims = &mut self.trims;
-        let turned = self.log.turn(moment, &mut Answers { clients, counters, replication, trims, epoch });
+        let mut turned = self.log.turn(moment, &mut Answers { clients, counters, replication, trims, epoch });
+        turned.progress |= judged;
+        self.publish_table(counters);
         for trim in std::mem::take(&mut self.trims) {
             self.answer_trim(trim, moment.now, clients, counters);
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
-use tailwind_primary::Table;
+use tailwind_primary::{Moved, Table};
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connection::DetachedConnection;
 use super::description::Description;
+use super::moves::MoveBatch;
 use super::slots::SLOTS;
 
 /// From control to the path.
@@ -31,6 +32,11 @@ pub enum Command {
     /// This sidecar is primary from now on; everything up to this record is acknowledged. In a group that keeps a table, with its
     /// index; in any other, without.
     Lead(Box<Primary>, u64, Option<Box<Table>>),
+    /// Judge these records of a table's oldest segment in the term of this epoch, and append again what is live. Nobody hears of it
+    /// if that term is over.
+    Move(Epoch, MoveBatch, oneshot::Sender<Moved>),
+    /// The log of the table that is led in this epoch is to begin with this record.
+    TrimTable(Epoch, Lsn),
     /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
     /// seat may be another member's, and another swap may be under way.
     Input(Epoch, Input),
@@ -182,6 +188,12 @@ pub struct Counters {
     pub rings: AtomicU64,
     /// Bytes of closed segments that were copied to members from here.
     pub image_bytes: AtomicU64,
+    /// Bytes of a table's live records, by what was appended.
+    pub live_bytes: AtomicU64,
+    /// Bytes of log that a table's cleaner has had appended again.
+    pub moved_bytes: AtomicU64,
+    /// Segments that it has emptied and trimmed.
+    pub cleaned_segments: AtomicU64,
     /// Frames refused.
     pub refused: AtomicU64,
     /// From the turn in which an append was received to its ack.

@@ -197,8 +197,12 @@ fn live_records_are_moved_and_keep_their_revisions() {
     assert_eq!(group.put(5, "new"), Ok(Lsn(5)));
     group.settle();
     // Live: record 1, and record 5, which is where its key's last one is.
-    assert_eq!(group.clean(SegmentId(1)), Some(Moved { judged: 4, moved: 2, appended: Lsn(7) }));
-    assert_eq!(group.clean(SegmentId(1)), Some(Moved { judged: 4, moved: 0, appended: Lsn(7) }), "they are elsewhere");
+    assert_eq!(group.clean(SegmentId(1)), Some(Moved { judged: 4, moved: 2, bytes: 7512, appended: Lsn(7) }));
+    assert_eq!(
+        group.clean(SegmentId(1)),
+        Some(Moved { judged: 4, moved: 0, bytes: 0, appended: Lsn(7) }),
+        "they are elsewhere"
+    );
     let heard = group.settle();
     assert!(heard.acks.is_empty(), "nobody waits for moves");
     assert_eq!(group.log.acked().0, Lsn(7));

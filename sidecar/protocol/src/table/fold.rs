@@ -105,6 +105,11 @@ impl Fold {
         Ok(())
     }
 
+    /// Keys that are present after what has been folded.
+    pub fn keys(&self) -> u32 {
+        self.index.keys()
+    }
+
     /// Everything has been folded that the log has.
     pub fn finish(self) -> Folded {
         Folded { index: self.index, last: self.next.map(Lsn::prev), unkeyed: self.unkeyed }

@@ -8,6 +8,7 @@ use tailwind_protocol::layout::readable_size;
 use tailwind_report::report::Report;
 use tailwind_report::rows::{bytes, count, followed, micros, rows};
 use tailwind_report::sidecar::{AppendsReport, SidecarReport};
+use tailwind_report::table::{RebuildReport, TableReport};
 use tailwind_report::verdict::ago;
 
 /// A report that is to be printed.
@@ -35,6 +36,9 @@ impl fmt::Display for Rendered<'_> {
         }
         if report.is_primary() {
             leading(f, report)?;
+        }
+        if let Some(kept) = &report.table {
+            writeln!(f, "table      {}", of_table(kept))?;
         }
         if let Some(follow) = &report.follow {
             let clients = report.clients.followers;
@@ -85,6 +89,20 @@ fn leading(f: &mut fmt::Formatter<'_>, report: &SidecarReport) -> fmt::Result {
         writeln!(f, "≤ posted {} ≤ appended {}", at.posted, at.appended)?;
     }
     Ok(())
+}
+
+/// What is in the table, and what is done to it.
+fn of_table(table: &TableReport) -> String {
+    let (keys_max, memory) = (count(table.keys_max), bytes(table.memory_bytes));
+    if let Some(RebuildReport { folded, segments }) = table.rebuild {
+        return format!("rebuilding its index: {} of {} segments", count(folded), count(segments));
+    }
+    let (Some(keys), Some(live), Some(log)) = (table.keys, table.live_bytes, table.log_bytes) else {
+        return format!("of up to {keys_max} keys, in {memory} of log");
+    };
+    let (keys, live, live_max, log) = (count(keys), bytes(live), bytes(table.live_bytes_max), bytes(log));
+    let cleaner = table.cleaner.map_or_else(String::new, |cleaner| format!("; {cleaner}"));
+    format!("{keys} of {keys_max} keys, {live} of {live_max} live; {log} of {memory} of log{cleaner}")
 }
 
 fn rates(appends: &AppendsReport) -> String {

@@ -12,10 +12,9 @@ use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{PiecewiseScanner, Record};
 use tailwind_protocol::socket::RecordsFrames;
-use tokio::task::JoinSet;
 
 use crate::control::Context;
-use crate::control::sources::{Intake, Sources};
+use crate::control::sources::{Fetch, Intake, Sources};
 
 /// Closed segments fetched ahead of the one being sent, from different members.
 pub(super) const AHEAD: usize = 2;
@@ -42,7 +41,7 @@ impl Part {
 /// The fetches of one client.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
-    fetches: VecDeque<(Part, Fetch)>,
+    fetches: VecDeque<(Part, Fetch<RecordsFrames>)>,
     recycled: Recycled,
     /// Bytes that have come.
     received: Arc<AtomicU64>,
@@ -58,7 +57,7 @@ impl ReadAhead {
         request: u64,
         first: Part,
         then: impl Iterator<Item = Part>,
-    ) -> Fetch {
+    ) -> Fetch<RecordsFrames> {
         let then: Vec<Part> = then.take(AHEAD).collect();
         self.fetches.retain(|(part, _)| *part == first || then.contains(part));
         let begin = |part: &Part| begin(context, sources, &self.recycled, &self.received, request, part.clone());
@@ -92,18 +91,6 @@ impl ReadAhead {
     }
 }
 
-/// A segment on its way, in a task of its own; given up when this is dropped.
-#[derive(Debug)]
-pub(super) struct Fetch(JoinSet<Result<RecordsFrames, String>>);
-
-impl Fetch {
-    /// Its records.
-    pub(super) async fn done(mut self) -> Result<RecordsFrames, String> {
-        let done = self.0.join_next().await.expect("there is one task");
-        done.unwrap_or_else(|error| Err(error.to_string()))
-    }
-}
-
 fn begin(
     context: &Arc<Context>,
     sources: &Arc<Sources>,
@@ -111,17 +98,17 @@ fn begin(
     received: &Arc<AtomicU64>,
     request: u64,
     part: Part,
-) -> Fetch {
+) -> Fetch<RecordsFrames> {
     let (context, sources) = (Arc::clone(context), Arc::clone(sources));
     let (recycled, received) = (recycled.clone(), Arc::clone(received));
-    Fetch(JoinSet::from_iter([async move {
+    Fetch::begin(async move {
         let (identity, closure) = (part.identity, part.closure);
         let packer = || {
             let (frames, received) = (recycled.take(request), Arc::clone(&received));
             Packer::new(identity, closure, part.records.clone(), frames, received)
         };
         sources.fetch_into(&context, identity, closure, packer).await
-    }]))
+    })
 }
 
 /// Frames that have been sent: their memory is filled again.

@@ -25,9 +25,9 @@ use tailwind_protocol::socket::RecordsFrames;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 
-use super::ahead::Fetch;
 use super::alarm;
 use crate::control::Context;
+use crate::control::sources::Fetch;
 use crate::rpc::BackupClient;
 use crate::thread::result;
 
@@ -117,7 +117,7 @@ impl MemberVisit {
     }
 
     /// Waits for records that are fetched.
-    pub(super) fn fetch(&mut self, fetch: Fetch) {
+    pub(super) fn fetch(&mut self, fetch: Fetch<RecordsFrames>) {
         self.calls.spawn(async move { Answer::Fetched(fetch.done().await) });
     }
 

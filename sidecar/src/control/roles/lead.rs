@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tailwind_fabric::{AppendBuffer, ChannelError, SharedBuffer};
@@ -19,9 +20,12 @@ use tokio::task::JoinSet;
 use super::member::{MemberLink, Surveyed, survey};
 use super::seat::SeatTasks;
 use crate::control::Context;
+use crate::control::clean;
 use crate::control::desired::DesiredState;
 use crate::control::log::{self, TermStart};
+use crate::control::rebuild::Rebuilt;
 use crate::control::sources::Sources;
+use crate::control::status::table::Work;
 use crate::path::{Command, FromTerm};
 
 /// Pause before a swap of unknown outcome is sent again.
@@ -34,7 +38,8 @@ struct TermExecutor {
     context: Arc<Context>,
     config: Configuration,
     seats: HashMap<Seat, SeatTasks>,
-    /// What concerns no seat: at most one swap, one step of a search, and a preparation for each open segment.
+    /// What concerns no seat: at most one swap, one step of a search, a preparation for each open segment, and the cleaner of a
+    /// table.
     tasks: JoinSet<anyhow::Result<Done>>,
     /// Members to which there was a channel.
     connected: HashSet<Seat>,
@@ -62,6 +67,7 @@ pub(super) async fn lead(
     context: &Arc<Context>,
     config: Configuration,
     reference: &Reference,
+    table: Option<Rebuilt>,
     outputs: &mut mpsc::Receiver<FromTerm>,
 ) -> anyhow::Result<TermEnd> {
     let mut desired = context.desired();
@@ -91,7 +97,12 @@ pub(super) async fn lead(
         cuts: config.cuts.clone(),
         sources: Sources::of(context, &config),
     };
-    let lead = Command::Lead(Box::new(primary), reference.last().0, None);
+    let (table, unkeyed) = table.map_or((None, None), |Rebuilt { table, unkeyed }| (Some(table), unkeyed));
+    if let Some(table) = &table {
+        context.shared.live_bytes.store(table.index().live_bytes(), Ordering::Relaxed);
+    }
+    let bounds = table.as_ref().map(|table| *table.bounds());
+    let lead = Command::Lead(Box::new(primary), reference.last().0, table);
     context.log.begin(start, &context.shared, || context.path.send(lead));
     let mut term = TermExecutor {
         context: Arc::clone(context),
@@ -110,6 +121,10 @@ pub(super) async fn lead(
                 None => std::future::pending().await,
             }
         });
+    }
+    if let Some(bounds) = bounds {
+        let cleaner = clean::clean(Arc::clone(context), served.epoch, bounds, unkeyed);
+        term.tasks.spawn(async move { match cleaner.await {} });
     }
     first.into_iter().for_each(|output| term.execute(output));
     // Not the store itself, which may hang: a term goes on without it.
@@ -134,6 +149,7 @@ pub(super) async fn lead(
         }
     };
     context.log.end();
+    context.table.set(Work::Nothing);
     let was_cut_off =
         matches!(why, StepDown::TooFewMembers { needed, .. } if term.connected.len() < usize::from(needed));
     drop(term);
@@ -287,7 +303,10 @@ impl TermExecutor {
 }
 
 /// Returns once the config store shows a later epoch than `known`, with that epoch.
-async fn later_epoch(configuration: &mut watch::Receiver<Option<Configuration>>, known: Epoch) -> Epoch {
+pub(in crate::control) async fn later_epoch(
+    configuration: &mut watch::Receiver<Option<Configuration>>,
+    known: Epoch,
+) -> Epoch {
     let shown =
         |config: &Option<Configuration>| config.as_ref().map(|config| config.epoch).filter(|epoch| *epoch > known);
     match configuration.wait_for(|config| shown(config).is_some()).await.map(|config| shown(&config)) {

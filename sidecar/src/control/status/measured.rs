@@ -25,6 +25,7 @@ pub(super) struct Measured<'a> {
     pub(super) follows: &'a Follows,
     pub(super) waits: &'a Waits,
     pub(super) times: &'a PromotionTimes,
+    pub(super) segment_bytes: u64,
     /// `None` without TLS.
     pub(super) certificate: Option<CertificateState>,
 }
@@ -39,6 +40,7 @@ impl Measured<'_> {
             follows: &context.follows,
             waits: &context.waits,
             times: &context.times,
+            segment_bytes: context.rules.segment_size.bytes().into(),
             certificate: context.access.certificate(),
         }
     }
@@ -60,6 +62,7 @@ pub fn example_metrics() -> anyhow::Result<Snapshot> {
         follows: &follows,
         waits: &Waits::default(),
         times: &PromotionTimes::default(),
+        segment_bytes: 0,
         certificate: Some(CertificateState { reload_fails: false, expires: Some(0) }),
     };
     Ok(snapshot(&measured, None))

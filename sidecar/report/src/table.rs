@@ -1,0 +1,83 @@
+//! What a sidecar says of its group's table.
+//!
+//! Part of the [report of a sidecar](crate::sidecar).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A table, as its sidecar knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TableReport {
+    /// Keys that it has; absent unless the sidecar is primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u64>,
+    /// Keys that it may have, by this sidecar's options.
+    pub keys_max: u64,
+    /// Bytes that the last records of its keys take in the log; absent unless the sidecar is primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live_bytes: Option<u64>,
+    /// Bytes that they may take: above, the table is full.
+    pub live_bytes_max: u64,
+    /// Bytes of the log's segments; absent unless the sidecar is primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_bytes: Option<u64>,
+    /// Bytes that these may have: the table's memory, by this sidecar's options.
+    pub memory_bytes: u64,
+    /// What keeps the log short; absent unless the sidecar is primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cleaner: Option<CleanerReport>,
+    /// How far the index is that a primary needs; absent unless the sidecar is recovering the log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild: Option<RebuildReport>,
+}
+
+/// The cleaner of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct CleanerReport {
+    /// What it does.
+    pub state: CleanerState,
+    /// The segment that it does it to; absent if it is idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<u64>,
+}
+
+/// What a cleaner does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum CleanerState {
+    /// The log is short enough.
+    #[default]
+    Idle,
+    /// It fetches the oldest segment from a member.
+    Fetching,
+    /// The oldest segment's live records are appended again.
+    Moving,
+    /// The oldest segment has a record that is not keyed, so nothing is cleaned: the log grows until it is full.
+    NotCleaned,
+}
+
+/// The index in the making.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RebuildReport {
+    /// Segments of the log that have been read.
+    pub folded: u64,
+    /// Segments of the log.
+    pub segments: u64,
+}
+
+impl fmt::Display for CleanerReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let segment = self.segment.unwrap_or(0);
+        match self.state {
+            CleanerState::Idle => f.write_str("nothing to clean"),
+            CleanerState::Fetching => write!(f, "fetching segment {segment}"),
+            CleanerState::Moving => write!(f, "cleaning segment {segment}"),
+            CleanerState::NotCleaned => write!(f, "NOT CLEANED: segment {segment} has a record that is not keyed"),
+        }
+    }
+}
