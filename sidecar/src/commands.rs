@@ -16,6 +16,7 @@ pub mod quarantine;
 pub mod read;
 pub mod scan;
 pub mod status;
+pub mod table;
 pub mod target;
 #[cfg(feature = "top")]
 pub mod top;
@@ -45,6 +46,8 @@ pub enum PeopleCommand {
     Barrier(ask::BarrierOptions),
     /// Bring everything that was appended so far to the disk of every member
     Sync(ask::SyncOptions),
+    /// Put, get, delete, list or watch keys of a group that keeps a table
+    Table(table::TableOptions),
     /// Show whether the log is safe, and the group as a sidecar knows it
     Status(status::StatusOptions),
     /// Watch a group on the whole terminal: members, log, rates, and what happens
@@ -72,6 +75,7 @@ impl PeopleCommand {
             PeopleCommand::Trim(options) => ("trim", ask::trim(options).map(done)),
             PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options).map(done)),
             PeopleCommand::Sync(options) => ("sync", ask::sync(options).map(done)),
+            PeopleCommand::Table(options) => ("table", table::run(options).map(done)),
             PeopleCommand::Status(options) => ("status", status::run(options)),
             #[cfg(feature = "top")]
             PeopleCommand::Top(options) => ("top", top::run(options).map(done)),

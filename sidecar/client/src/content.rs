@@ -49,7 +49,7 @@ pub enum Change {
         /// That is unknown, or longer than 300 ms.
         stale: bool,
     },
-    /// The table shows every acknowledged record of earlier epochs, and this sidecar is primary. Changes follow, its own included.
+    /// The table shows every acknowledged record of earlier epochs, and this sidecar is primary. Changes follow, also its own.
     Turn {
         /// The epoch that it leads.
         epoch: Epoch,
@@ -226,7 +226,7 @@ mod tests {
         shown.map(|(key, entry)| (text(key), (text(&entry.value), entry.revision))).collect()
     }
 
-    /// Also when records were missed and all is folded again, the table is the one that the log makes, and the changes make the same.
+    /// Also when records were missed and all is folded again, the table is the one that the log makes. The changes make it too.
     #[test]
     fn the_content_and_its_changes_are_the_tables() {
         for seed in 0..200 {

@@ -19,20 +19,29 @@ use tailwind_protocol::socket::{
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A sidecar with one connection, whose answers are scripted.
-struct Sidecar {
+pub(crate) struct Sidecar {
     folder: tempfile::TempDir,
     script: JoinHandle<()>,
 }
 
 impl Sidecar {
     fn new(version: u16, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
+        Sidecar::with(version, false, script)
+    }
+
+    /// One of a group that keeps a table.
+    pub(crate) fn of_table(script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
+        Sidecar::with(VERSION, true, script)
+    }
+
+    fn with(version: u16, table: bool, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("append.sock")).unwrap();
         let script = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             let mut peer = Peer { stream, received: Vec::new() };
-            peer.welcome(version);
+            peer.welcome(version, table);
             script(&mut peer);
         });
         Sidecar { folder, script }
@@ -42,20 +51,20 @@ impl Sidecar {
         self.folder.path().join("append.sock")
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-sidecar"));
         command.args(args).arg("--socket").arg(self.socket());
         command
     }
 
     /// Runs a command to its end; the script's assertions count.
-    fn run(self, args: &[&str]) -> Ended {
+    pub(crate) fn run(self, args: &[&str]) -> Ended {
         let output = self.command(args).output().unwrap();
         self.join();
         Ended::from(output)
     }
 
-    fn join(self) {
+    pub(crate) fn join(self) {
         if let Err(panic) = self.script.join() {
             std::panic::resume_unwind(panic);
         }
@@ -63,10 +72,10 @@ impl Sidecar {
 }
 
 #[derive(Debug)]
-struct Ended {
-    code: Option<i32>,
-    out: String,
-    errors: String,
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) errors: String,
 }
 
 impl From<Output> for Ended {
@@ -76,14 +85,14 @@ impl From<Output> for Ended {
     }
 }
 
-struct Peer {
+pub(crate) struct Peer {
     stream: UnixStream,
     received: Vec<u8>,
 }
 
 impl Peer {
     /// Takes the next request, which must be this one, and returns its number.
-    fn expect(&mut self, expected: Request<'_>) -> u64 {
+    pub(crate) fn expect(&mut self, expected: Request<'_>) -> u64 {
         self.next(|request, frame| {
             assert_eq!(*frame, expected);
             request
@@ -104,7 +113,7 @@ impl Peer {
         }
     }
 
-    fn send(&mut self, request: u64, response: Response<'_>) {
+    pub(crate) fn send(&mut self, request: u64, response: Response<'_>) {
         let mut bytes = Vec::new();
         response.encode(request, &mut bytes);
         self.stream.write_all(&bytes).unwrap();
@@ -127,14 +136,14 @@ impl Peer {
     }
 
     /// A standby that does not know the log's end.
-    fn welcome(&mut self, version: u16) {
+    fn welcome(&mut self, version: u16, table: bool) {
         let hello = Request::Hello { version_min: VERSION_MIN, version_max: VERSION, flags: HELLO_RING };
         let request = self.expect(hello);
         let welcome = Welcome {
             version,
             role: Role::Standby,
             ring: false,
-            table: false,
+            table,
             record_size_max: 1 << 20,
             batch_size_max: 4 << 20,
             batch_records_max: 65_536,
@@ -358,7 +367,7 @@ fn follow_waits_for_a_sidecar() {
     let (stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut peer = Peer { stream, received: Vec::new() };
-    peer.welcome(VERSION);
+    peer.welcome(VERSION, false);
     let request = peer.expect(Request::Follow { from: 0, history: 0 });
     peer.send(request, Response::Turn { epoch: 5, next: 1 });
     let ended = Ended::from(child.wait_with_output().unwrap());

@@ -17,5 +17,6 @@ mod inventories;
 mod measures;
 mod reader;
 mod ring;
+mod table_command;
 mod tables;
 mod terms;

@@ -3,7 +3,7 @@
 //!
 //! Part of [`asynchronous`](crate::asynchronous). Every future may be dropped early, as there.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::table::record::Revision;
@@ -40,7 +40,11 @@ impl Table {
 
     /// Connects.
     pub async fn connect_with(path: impl AsRef<Path>, options: &Options) -> Result<Table> {
-        let client = Client::connect_with(path, options).await?;
+        Table::over(Client::connect_with(path, options).await?)
+    }
+
+    /// Over a connection that there is already.
+    pub fn over(client: Client) -> Result<Table> {
         client.session.check_table()?;
         Ok(Table { client })
     }
@@ -101,8 +105,6 @@ impl Table {
 /// # }
 /// ```
 pub struct LocalTable {
-    path: PathBuf,
-    options: Options,
     client: Client,
     local: Local,
 }
@@ -110,30 +112,29 @@ pub struct LocalTable {
 impl LocalTable {
     /// Connects, and follows the keys that begin with this prefix; with an empty one, all. Fails as [`Table::connect`] does.
     pub async fn follow(path: impl AsRef<Path>, prefix: &[u8]) -> Result<LocalTable> {
-        LocalTable::follow_with(path, prefix, &Options::default()).await
+        LocalTable::over(Client::connect(path).await?, prefix)
     }
 
-    /// The same. [`Options::timeout`] bounds each wait for the next change.
-    pub async fn follow_with(path: impl AsRef<Path>, prefix: &[u8], options: &Options) -> Result<LocalTable> {
-        let path = path.as_ref().to_owned();
-        let Table { client } = Table::connect_with(&path, options).await?;
-        Ok(LocalTable { path, options: options.clone(), client, local: Local::new(prefix) })
+    /// Over a connection that there is already. [`Options::timeout`] bounds each wait for the next change.
+    pub fn over(client: Client, prefix: &[u8]) -> Result<LocalTable> {
+        client.session.check_table()?;
+        Ok(LocalTable { client, local: Local::new(prefix) })
     }
 
-    /// Waits for what comes next; `None` if the sidecar has ended the read, which the next call begins again. A time-out leaves
-    /// the table as it was. If the log no longer has the records that come next, the table is read again from the first one on, and
-    /// what is different is returned once that has caught up; until then the table stays as it is.
-    pub async fn next_change(&mut self) -> Result<Option<Change>> {
-        let local = &mut self.local;
-        self.client.wait(|session| local.next_change(session)).await
-    }
-
-    /// Connects again after [`Disconnected`](crate::Error::Disconnected), and continues where the table is.
-    pub async fn reconnect(&mut self) -> Result<()> {
-        let Table { client } = Table::connect_with(&self.path, &self.options).await?;
+    /// Continues over another connection, to any sidecar of the group, after [`Disconnected`](crate::Error::Disconnected).
+    pub fn continue_over(&mut self, client: Client) -> Result<()> {
+        client.session.check_table()?;
         self.client = client;
         self.local.reconnected();
         Ok(())
+    }
+
+    /// Waits for what comes next; `None` if the sidecar has ended the read, which the next call begins again. A time-out leaves
+    /// the table as it was. If the log no longer has the records that come next, the table is read again from the first one on.
+    /// What is different is returned once that has caught up; until then the table stays as it is.
+    pub async fn next_change(&mut self) -> Result<Option<Change>> {
+        let local = &mut self.local;
+        self.client.wait(|session| local.next_change(session)).await
     }
 
     /// A key's value and revision; `None`: it is absent.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME};
-use tailwind_client::blocking::{LocalTable, Table};
+use tailwind_client::blocking::{Client, LocalTable, Table};
 use tailwind_client::{Apply, Change, Epoch, Error, Lsn, Options, Revision};
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{
@@ -162,6 +162,18 @@ fn only_a_table_is_connected_to() {
     assert!(matches!(error, Error::Refused { code: ErrorCode::UnsupportedVersion, .. }), "{error}");
     assert!(error.to_string().contains("speaks version 3: update it"), "{error}");
     old.join();
+    // A connection that there is already, and one that takes the place of another.
+    let log = Server::new(|mut peer| peer.welcome());
+    assert!(matches!(Table::over(Client::connect(log.path()).unwrap()), Err(Error::WrongKind { .. })));
+    log.join();
+    let (of_table, log) =
+        (server(|mut peer| assert!(peer.next(|_, _| ()).is_none())), Server::new(|mut p| p.welcome()));
+    let mut table = LocalTable::follow(of_table.path(), b"").unwrap();
+    let error = table.continue_over(Client::connect(log.path()).unwrap()).unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    drop(table);
+    of_table.join();
+    log.join();
 }
 
 /// What would end the connection, or be refused, is not sent.
@@ -369,11 +381,11 @@ fn a_local_table_continues_on_another_connection() {
         assert!(peer.next(|_, _| ()).is_none());
     });
     let options = Options { timeout: Some(Duration::from_secs(60)), ..Options::default() };
-    let mut table = LocalTable::follow_with(server.path(), b"", &options).unwrap();
+    let mut table = LocalTable::over(Client::connect_with(server.path(), &options).unwrap(), b"").unwrap();
     assert_eq!(changes(&mut table), ["a=1@1", "end 2"]);
     assert!(matches!(table.next_change(), Err(Error::Disconnected { .. })));
     assert_eq!(shown(&table), "a=1@1", "half of a request is not shown");
-    table.reconnect().unwrap();
+    table.continue_over(Client::connect_with(server.path(), &options).unwrap()).unwrap();
     assert_eq!(changes(&mut table), ["a=2@2", "b=2@3", "end 4"]);
     drop(table);
     server.join();
@@ -421,7 +433,7 @@ async fn the_asynchronous_clients_do_the_same() {
         assert_eq!(said(table.next_change().await.unwrap()), expected);
     }
     assert!(table.next_change().await.is_err());
-    table.reconnect().await.unwrap();
+    table.continue_over(asynchronous::Client::connect(followed.path()).await.unwrap()).unwrap();
     assert_eq!(said(table.next_change().await.unwrap()), "-a");
     assert_eq!((table.len(), table.is_empty(), table.seen()), (1, false, Lsn(3)));
     assert!(table.get(b"a").is_none());

@@ -1,0 +1,174 @@
+//! The commands of a table as a shell sees them, against a scripted sidecar.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use crate::follow_command::{Peer, Sidecar};
+use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::segment::Payload;
+use tailwind_protocol::socket::{
+    Batch, ErrorCode, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, put_batch_record, put_operation,
+};
+use tailwind_protocol::table::record::{Key, KeyedRecord, Revision, Value};
+use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
+
+fn write<'a>(key: &'a str, value: Option<&'a [u8]>, only_if: Option<Expected>) -> Operation<'a> {
+    let written = value.map_or(Written::Nothing, |value| Written::Value(Value::new(value).unwrap()));
+    Operation::Write { key: Key::new(key.as_bytes()).unwrap(), written, only_if }
+}
+
+/// Takes an `Apply` with this operation alone, and returns its number.
+fn expect_apply(peer: &mut Peer, operation: &Operation<'_>) -> u64 {
+    let mut bytes = Vec::new();
+    put_operation(&mut bytes, operation);
+    peer.expect(Request::Apply(Operations::new(1, &bytes).unwrap()))
+}
+
+fn puts<'a>(key: &'a str, value: &'a [u8]) -> KeyedRecord<'a> {
+    KeyedRecord::Put { key: Key::new(key.as_bytes()).unwrap(), value: Value::new(value).unwrap(), more: false }
+}
+
+fn deletes(key: &str) -> KeyedRecord<'_> {
+    KeyedRecord::Delete { key: Key::new(key.as_bytes()).unwrap(), more: false }
+}
+
+fn keyed(peer: &mut Peer, request: u64, first: u64, records: &[KeyedRecord<'_>]) {
+    let mut bytes = Vec::new();
+    for record in records {
+        let mut payload = vec![0; record.payload_size()];
+        record.copy_to(&mut payload);
+        put_batch_record(&mut bytes, &payload);
+    }
+    peer.send(request, Response::Records { first, records: Batch::new(records.len() as u32, &bytes).unwrap() });
+}
+
+#[test]
+fn put_and_delete_print_the_lsn_of_their_record() {
+    let at = |revision| Some(Expected::from_number(revision));
+    let cases: [(&[&str], _); 5] = [
+        (&["put", "a", "one"], write("a", Some(b"one"), None)),
+        (&["put", "a", "two", "--if-revision", "7"], write("a", Some(b"two"), at(7))),
+        (&["put", "a", "", "--if-absent"], write("a", Some(b""), at(0))),
+        (&["delete", "a"], write("a", None, None)),
+        (&["delete", "a", "--if-revision", "7"], write("a", None, at(7))),
+    ];
+    for (args, operation) in cases {
+        let sidecar = Sidecar::of_table(move |peer| {
+            let request = expect_apply(peer, &operation);
+            peer.send(request, Response::Ack { lsn: 12 });
+        });
+        let ended = sidecar.run(&[&["table"], args].concat());
+        assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(0), "12\n", ""), "{args:?}");
+    }
+}
+
+#[test]
+fn put_takes_its_value_from_standard_input() {
+    let sidecar = Sidecar::of_table(|peer| {
+        let request = expect_apply(peer, &write("a", Some(b"line\n\xff"), None));
+        peer.send(request, Response::Ack { lsn: 12 });
+    });
+    let mut command = sidecar.command(&["table", "put", "a"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"line\n\xff").unwrap();
+    let output = child.wait_with_output().unwrap();
+    sidecar.join();
+    assert_eq!((output.status.code(), output.stdout), (Some(0), b"12\n".to_vec()));
+}
+
+#[test]
+fn changes_that_are_not_made_say_why() {
+    let mismatch =
+        |now| move |peer: &mut Peer, request| peer.send(request, Response::Mismatch(Mismatch { operation: 0, now }));
+    let refuse = |code, message: &'static str| {
+        move |peer: &mut Peer, request| {
+            peer.send(request, Response::Error { code, fatal: false, retry_after_ms: 0, message });
+        }
+    };
+    type Answer = Box<dyn FnOnce(&mut Peer, u64) + Send>;
+    let cases: [(Answer, &str); 3] = [
+        (Box::new(mismatch(Revision::of(Lsn(9)))), "table: put a: it has revision 9: nothing was done\n"),
+        (Box::new(mismatch(None)), "table: put a: it is absent: nothing was done\n"),
+        (Box::new(refuse(ErrorCode::TableFull, "no more keys")), "table: put a: the table is full: no more keys\n"),
+    ];
+    for (answer, said) in cases {
+        let sidecar = Sidecar::of_table(move |peer| {
+            let request = expect_apply(peer, &write("a", Some(b"1"), Some(Expected::from_number(7))));
+            answer(peer, request);
+        });
+        let ended = sidecar.run(&["table", "put", "a", "1", "--if-revision", "7"]);
+        assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(1), "", said));
+    }
+}
+
+/// A log with `a`, `b` and one whose key and value are no text, of which `gone` was deleted.
+fn serve_table(peer: &mut Peer) -> u64 {
+    let request = peer.expect(Request::Follow { from: 0, history: 0 });
+    keyed(peer, request, 5, &[puts("a/1", b"one"), puts("a/gone", b""), puts("b", b"\xff\n"), puts("a/1", b"two")]);
+    peer.send(request, Response::Lag { acked: 9, behind_ms: 0, stale: false });
+    keyed(peer, request, 9, &[deletes("a/gone"), puts("a/2\t", b"three")]);
+    request
+}
+
+#[test]
+fn get_and_list_show_the_table_as_it_is() {
+    let cases: [(&[&str], _); 4] = [
+        (&["list"], "8\ta/1\ttwo\n10\ta/2\\t\tthree\n7\tb\t\\xff\\n\n"),
+        (&["list", "a/"], "8\ta/1\ttwo\n10\ta/2\\t\tthree\n"),
+        (&["list", "c"], ""),
+        (&["get", "a/1"], "two\n"),
+    ];
+    for (nth, (args, out)) in cases.into_iter().enumerate() {
+        let sidecar = Sidecar::of_table(move |peer| {
+            let request = serve_table(peer);
+            // The same at a primary, where a follow ends at once.
+            match nth % 2 {
+                0 => peer.send(request, Response::End { next: 11, tailing: true }),
+                _ => peer.send(request, Response::Turn { epoch: 5, next: 11 }),
+            }
+        });
+        let ended = sidecar.run(&[&["table"], args].concat());
+        assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(0), out, ""), "{args:?}");
+    }
+    let sidecar = Sidecar::of_table(|peer| {
+        let request = serve_table(peer);
+        peer.send(request, Response::End { next: 11, tailing: true });
+    });
+    let ended = sidecar.run(&["table", "get", "a/gone"]);
+    assert_eq!((ended.code, ended.errors.as_str()), (Some(1), "table: get a/gone: it is absent\n"));
+}
+
+#[test]
+fn watch_goes_on_with_the_changes() {
+    let sidecar = Sidecar::of_table(|peer| {
+        let request = serve_table(peer);
+        peer.send(request, Response::End { next: 11, tailing: true });
+        peer.send(request, Response::Lag { acked: 10, behind_ms: 900, stale: true });
+        peer.send(request, Response::Lag { acked: 10, behind_ms: 1, stale: false });
+        keyed(peer, request, 11, &[deletes("a/1"), puts("b", b"not of the prefix")]);
+        peer.send(request, Response::Turn { epoch: 5, next: 13 });
+        let flags = READ_TAIL | READ_ANYWHERE;
+        let request = peer.expect(Request::Read { from: 13, limit: 0, flags, history: 0 });
+        keyed(peer, request, 13, &[puts("a/3", b"new")]);
+        peer.send(
+            request,
+            Response::Error {
+                code: ErrorCode::ShuttingDown,
+                fatal: true,
+                retry_after_ms: 0,
+                message: "this sidecar is ending",
+            },
+        );
+    });
+    let ended = sidecar.run(&["table", "watch", "a/"]);
+    assert_eq!(ended.out, "8\ta/1\ttwo\n10\ta/2\\t\tthree\n-\ta/1\n13\ta/3\tnew\n");
+    let lines = [
+        "caught up: 2 keys",
+        "the view is stale",
+        "the view is fresh again",
+        "turn: this sidecar is primary in epoch 5",
+        "table: watch the table: disconnected: this sidecar is ending",
+    ];
+    assert_eq!(ended.errors.lines().collect::<Vec<_>>(), lines);
+    assert_eq!(ended.code, Some(1));
+}
