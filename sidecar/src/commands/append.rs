@@ -91,6 +91,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     let interruption = Interruption::listen("append", nothing)?;
     let (input, input_size) = open(options.file.as_deref())?;
     let primary = if options.reconnect { options.target.wait_for_primary()? } else { options.target.connect()? };
+    ensure!(!primary.client.welcome().table, "this group keeps a table and no plain records; use `table put`");
     let limits = primary.client.welcome().limits;
     let batch = options.batch.unwrap_or(1);
     ensure_usage!(

@@ -126,7 +126,7 @@ impl Peer {
     }
 
     /// Returns once the command has gone.
-    fn wait_for_end(&mut self) {
+    pub(crate) fn wait_for_end(&mut self) {
         let mut bytes = [0; 4096];
         while matches!(self.stream.read(&mut bytes), Ok(1..)) {}
     }

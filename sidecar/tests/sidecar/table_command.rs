@@ -139,6 +139,13 @@ fn get_and_list_show_the_table_as_it_is() {
 }
 
 #[test]
+fn append_refuses_a_table_before_it_sends_anything() {
+    let ended = Sidecar::of_table(Peer::wait_for_end).run(&["append"]);
+    assert_eq!(ended.errors, "append: this group keeps a table and no plain records; use `table put`\n");
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+}
+
+#[test]
 fn watch_goes_on_with_the_changes() {
     let sidecar = Sidecar::of_table(|peer| {
         let request = serve_table(peer);
