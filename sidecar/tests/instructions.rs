@@ -15,7 +15,11 @@ use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;
-use tailwind_protocol::socket::{ACK_FRAME_SIZE, Batch, Request, Response, decode_response, put_batch_record};
+use tailwind_protocol::socket::{
+    ACK_FRAME_SIZE, Batch, Operations, Request, Response, decode_response, put_batch_record, put_operation,
+};
+use tailwind_protocol::table::record::{Key, Value};
+use tailwind_protocol::table::request::{Operation, Written};
 
 const PAYLOAD: [u8; 100] = [7; 100];
 /// As many as a script may repeat without a second segment.
@@ -28,8 +32,11 @@ fn repeat() -> u64 {
 }
 
 /// Sends the frame that `encode` makes of each request's number, and turns until its `acks` are there.
-fn appends(acks: usize, mut encode: impl FnMut(u64, &mut Vec<u8>)) {
-    let mut harness = LoopHarness::new();
+fn appends(acks: usize, encode: impl FnMut(u64, &mut Vec<u8>)) {
+    exchange(LoopHarness::new(), acks, encode);
+}
+
+fn exchange(mut harness: LoopHarness, acks: usize, mut encode: impl FnMut(u64, &mut Vec<u8>)) {
     let mut client = harness.client();
     let (mut frames, mut answers) = (Vec::new(), vec![0; acks * ACK_FRAME_SIZE]);
     let mut request = 1;
@@ -65,6 +72,18 @@ fn batch_of_a_hundred() {
     (0..100).for_each(|_| put_batch_record(&mut records, &PAYLOAD));
     let batch = Batch::new(100, &records).unwrap();
     appends(1, |request, frames| Request::Batch(batch).encode(request, frames));
+}
+
+/// Puts to a table, each of a request of its own.
+#[test]
+fn a_hundred_applies() {
+    exchange(LoopHarness::of_table(SegmentSize::DEFAULT, 1000), 100, |request, frames| {
+        let key = (request % 100).to_le_bytes();
+        let written = Written::Value(Value::new(&PAYLOAD).unwrap());
+        let mut put = Vec::new();
+        put_operation(&mut put, &Operation::Write { key: Key::new(&key).unwrap(), written, only_if: None });
+        Request::Apply(Operations::new(1, &put).unwrap()).encode(request, frames);
+    });
 }
 
 #[test]
