@@ -81,3 +81,49 @@ impl fmt::Display for CleanerReport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_of_a_table_is_pinned() {
+        let cleaner = Some(CleanerReport { state: CleanerState::NotCleaned, segment: Some(7) });
+        let of_primary = TableReport {
+            keys: Some(3),
+            keys_max: 1000,
+            live_bytes: Some(240),
+            live_bytes_max: 400,
+            log_bytes: Some(500),
+            memory_bytes: 1000,
+            cleaner,
+            rebuild: None,
+        };
+        let none = TableReport { keys: None, live_bytes: None, log_bytes: None, cleaner: None, ..of_primary };
+        let rebuild = Some(RebuildReport { folded: 2, segments: 16 });
+        for (report, json) in [
+            (
+                of_primary,
+                r#"{"keys":3,"keys_max":1000,"live_bytes":240,"live_bytes_max":400,"log_bytes":500,"memory_bytes":1000,"cleaner":{"state":"not-cleaned","segment":7}}"#,
+            ),
+            (none, r#"{"keys_max":1000,"live_bytes_max":400,"memory_bytes":1000}"#),
+            (
+                TableReport { rebuild, ..none },
+                r#"{"keys_max":1000,"live_bytes_max":400,"memory_bytes":1000,"rebuild":{"folded":2,"segments":16}}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&report).unwrap(), json);
+            assert_eq!(serde_json::from_str::<TableReport>(json).unwrap(), report);
+        }
+    }
+
+    #[test]
+    fn what_a_cleaner_does_is_said_in_words() {
+        let say = |state, segment| CleanerReport { state, segment }.to_string();
+        assert_eq!(say(CleanerState::Idle, None), "nothing to clean");
+        assert_eq!(say(CleanerState::Fetching, Some(3)), "fetching segment 3");
+        assert_eq!(say(CleanerState::Moving, Some(3)), "cleaning segment 3");
+        let stopped = say(CleanerState::NotCleaned, Some(3));
+        assert_eq!(stopped, "NOT CLEANED: segment 3 has a record that is not keyed");
+    }
+}

@@ -3,6 +3,7 @@
 use super::*;
 use crate::readiness::{AppendsWait, AppendsWaitFor, Waiting, WaitsFor};
 use crate::sidecar::{FollowReport, PrimaryReport, Takeover};
+use crate::table::{CleanerReport, TableReport};
 
 fn member(name: &str, state: MemberState, in_set: bool) -> MemberReport {
     let is_gone = matches!(state, MemberState::Lost | MemberState::Unreachable);
@@ -140,6 +141,21 @@ fn the_lines_of_a_primary() {
     let mut single = primary(1, 0, vec![], with_standby());
     (single.members_wanted, single.min_in_sync) = (1, 1);
     assert_eq!(line(&single), "OK 1 of 1 copy, standby ready");
+}
+
+#[test]
+fn a_table_that_is_not_cleaned_degrades_its_primary() {
+    let ready = || vec![standby_is(Some(ready()), false)];
+    let with = |state| {
+        let cleaner = Some(CleanerReport { state, segment: Some(7) });
+        let table = Some(TableReport { cleaner, ..TableReport::default() });
+        verdict(&SidecarReport { table, ..primary(3, 0, vec![], ready()) })
+    };
+    assert_eq!(with(CleanerState::Moving), verdict(&primary(3, 0, vec![], ready())));
+    let stopped = with(CleanerState::NotCleaned);
+    assert_eq!(stopped.state, VerdictState::Degraded);
+    let words = "its table is NOT CLEANED: segment 7 has a record that is not keyed, standby ready";
+    assert!(stopped.text.ends_with(words), "{stopped}");
 }
 
 #[test]

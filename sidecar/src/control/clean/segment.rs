@@ -95,3 +95,73 @@ impl Batch {
         self.offers.offered.get(judged).map_or(self.next, |offered| offered.lsn)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::{Epoch, Generation, LogId};
+    use tailwind_protocol::layout::SegmentSize;
+    use tailwind_protocol::segment::SegmentWriter;
+    use tailwind_protocol::table::record::{Key, Value};
+
+    use super::*;
+
+    const PUTS: u64 = 3000;
+
+    fn identity() -> SegmentIdentity {
+        let (log, epoch, size) = (LogId(1), Epoch(1), SegmentSize::new(1 << 20).unwrap());
+        SegmentIdentity { log, segment: SegmentId(7), epoch, generation: Generation(1), size }
+    }
+
+    /// Puts and deletes in turn, some of them in one append, and at last this payload.
+    fn segment(last: Option<&[u8]>) -> (Bytes, Closure) {
+        let mut memory = vec![0; identity().size.bytes() as usize];
+        let (mut writer, mut end) = SegmentWriter::open(identity(), Lsn(100), &mut memory);
+        let key = Key::new(b"key").unwrap();
+        for number in 0..PUTS {
+            let put = KeyedRecord::Put { key, value: Value::new(&[7; 200]).unwrap(), more: false };
+            let delete = KeyedRecord::Delete { key, more: false };
+            let records = [put, delete];
+            end += writer.append(&mut memory[end as usize..], records[..1 + number as usize % 2].iter().copied());
+        }
+        if let Some(payload) = last {
+            end += writer.append(&mut memory[end as usize..], [payload].into_iter());
+        }
+        memory.truncate(end as usize);
+        (memory.into(), writer.closure())
+    }
+
+    #[test]
+    fn batches_offer_each_put_once_and_no_tombstone() {
+        let (bytes, closure) = segment(None);
+        // All that are offered are judged, or only the first few.
+        for judged_at_most in [usize::MAX, 100] {
+            let mut cleaned = CleanedSegment::new(identity(), closure, bytes.clone()).unwrap();
+            let (mut from, mut judged) = (closure.first, Vec::new());
+            while from <= closure.last {
+                let batch = cleaned.batch(from);
+                let offered = &batch.offers.offered;
+                let count = offered.len().min(judged_at_most);
+                for offered in &offered[..count] {
+                    let payload = &bytes[offered.at.0 as usize + 32..][..offered.length as usize];
+                    assert_eq!(
+                        KeyedRecord::decode(payload, offered.lsn).unwrap().value().unwrap().as_bytes(),
+                        [7; 200]
+                    );
+                    judged.push(offered.lsn);
+                }
+                let next = batch.next(count);
+                assert!(next > from, "it goes on");
+                from = next;
+            }
+            assert_eq!(from, closure.last.next());
+            assert_eq!(judged.len() as u64, PUTS);
+            assert!(judged.is_sorted_by(|a, b| a < b));
+        }
+    }
+
+    #[test]
+    fn a_segment_with_a_record_that_is_not_keyed_is_not_cleaned() {
+        let (bytes, closure) = segment(Some(b"a plain record"));
+        assert!(CleanedSegment::new(identity(), closure, bytes).is_none());
+    }
+}

@@ -6,6 +6,7 @@ use tailwind_report::sidecar::{
     ClientsReport, FollowReport, Ladder, MemberReport, MemberState, PrimaryReport, ReaderReport, SegmentsReport,
     StandbyReport, Takeover,
 };
+use tailwind_report::table::{CleanerReport, CleanerState, RebuildReport, TableReport};
 use tailwind_report::verdict::verdict;
 
 use super::*;
@@ -187,6 +188,34 @@ fn an_idle_primary_has_no_figures() {
     };
     let found = rendered("first", report);
     assert!(found.contains("\nlog        empty\n") && found.contains("\nappends    none now\n"), "{found}");
+}
+
+#[test]
+fn a_table_says_how_full_it_is_and_what_cleans_it() {
+    let cleaner = |state, segment| Some(CleanerReport { state, segment });
+    let table = TableReport {
+        keys: Some(12_345),
+        keys_max: 2_097_152,
+        live_bytes: Some(5 << 20),
+        live_bytes_max: 1 << 30,
+        log_bytes: Some(96 << 20),
+        memory_bytes: 2 << 30,
+        cleaner: cleaner(CleanerState::Moving, Some(7)),
+        rebuild: None,
+    };
+    let line = |table: TableReport| {
+        let found = rendered("first", SidecarReport { table: Some(table), ..primary() });
+        found.lines().find(|line| line.starts_with("table ")).unwrap_or(&found).to_owned()
+    };
+    let figures = "table      12,345 of 2,097,152 keys, 5.0 MiB of 1.0 GiB live; 96.0 MiB of 2.0 GiB of log";
+    assert_eq!(line(table), format!("{figures}; cleaning segment 7"));
+    let stopped = TableReport { cleaner: cleaner(CleanerState::NotCleaned, Some(7)), ..table };
+    assert_eq!(line(stopped), format!("{figures}; NOT CLEANED: segment 7 has a record that is not keyed"));
+    let elsewhere = TableReport { keys: None, live_bytes: None, log_bytes: None, cleaner: None, ..table };
+    assert_eq!(line(elsewhere), "table      of up to 2,097,152 keys, in 2.0 GiB of log");
+    let rebuild = Some(RebuildReport { folded: 12, segments: 1300 });
+    let rebuilt = TableReport { rebuild, ..elsewhere };
+    assert_eq!(line(rebuilt), "table      rebuilding its index: 12 of 1,300 segments");
 }
 
 #[test]
