@@ -4,6 +4,8 @@
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`steps`] are what many
 //! tests do, [`damage`] spoils files, [`hosts`] can be cut off, [`kv`] starts the example app beside sidecars.
 //!
+//! [`table_app`] changes a table and knows what each key must have; [`races`] judges what several of them change at once.
+//!
 //! [`exec`] starts unmodified programs beside sidecars: [`redis`], [`postgres`], and a service on [`sqlite`]. [`exec_client`]
 //! knows what they have answered, [`exec_faults`] is what dies around them. For a million writes there are
 //! [`writers`], each with a [`client_writes`].
@@ -24,8 +26,10 @@ pub mod kv;
 pub mod observer;
 pub mod postgres;
 pub mod process;
+pub mod races;
 pub mod redis;
 pub mod resp;
 pub mod sqlite;
 pub mod steps;
+pub mod table_app;
 pub mod writers;

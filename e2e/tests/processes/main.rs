@@ -29,3 +29,5 @@ mod ring;
 mod silent_connections;
 mod sqlite;
 mod status;
+mod tables;
+mod tables_example;
