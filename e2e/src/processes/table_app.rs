@@ -142,7 +142,7 @@ impl Request {
 
 impl App {
     fn step(&mut self) -> Result<()> {
-        if self.random.below(8) == 0 {
+        if self.sequence >= KEYS && self.random.below(8) == 0 {
             return self.race();
         }
         let request = self.request();
@@ -172,6 +172,13 @@ impl App {
     /// A request about the app's own keys, at random.
     fn request(&mut self) -> Request {
         let mut request = Request::default();
+        // At first every key is put once.
+        if self.sequence < KEYS {
+            let (key, value) = (self.nth_key(self.sequence), self.value());
+            request.apply = std::mem::take(&mut request.apply).put(&key, &value);
+            request.writes.push((key, Some(value)));
+            return request;
+        }
         for _ in 0..=self.random.below(WRITES_MAX) {
             let key = self.key();
             if request.writes.iter().any(|(written, _)| *written == key) {
@@ -314,8 +321,15 @@ impl App {
         }
     }
 
+    /// Some keys are written all the time, and some so seldom that the cleaner has to move them.
     fn key(&mut self) -> Vec<u8> {
-        format!("app{}/{}", self.number, self.random.below(KEYS)).into_bytes()
+        let below = 1 + self.random.below(KEYS);
+        let nth = self.random.below(below);
+        self.nth_key(nth)
+    }
+
+    fn nth_key(&self, nth: u64) -> Vec<u8> {
+        format!("app{}/{nth}", self.number).into_bytes()
     }
 
     fn value(&mut self) -> Vec<u8> {

@@ -103,6 +103,9 @@ impl Fixture {
     /// Every key has what was acknowledged last, at every sidecar; nothing is there that should not be.
     fn end(self) {
         let Fixture { group, apps, races, test: _test } = self;
+        let moved =
+            |group: &Group| group.metric(Process::Sidecar(group.primary()?), "tailwind_table_moved_bytes_total");
+        group.wait("the cleaner to move something", |group| moved(group).is_some_and(|bytes: u64| bytes > 0)).unwrap();
         let bytes: u64 = apps.iter().map(TableApp::bytes).sum();
         let ends: Vec<_> = apps.into_iter().map(|app| app.finish().unwrap()).collect();
         let last = ends.iter().map(|end| end.last).max().unwrap();
