@@ -50,6 +50,8 @@ pub enum AppendsWaitFor {
     /// Buffers of the next segment, which members do not lend: their flush folders are full, or their disks are slow.
     #[default]
     Room,
+    /// The cleaner of a table: the log is as long as its memory.
+    Cleaner,
     /// Members of the set that do not confirm what is written to them.
     Members,
     /// The members' disks, under durability `Flushed`.
@@ -61,6 +63,7 @@ impl AppendsWaitFor {
     pub fn as_str(self) -> &'static str {
         match self {
             AppendsWaitFor::Room => "room",
+            AppendsWaitFor::Cleaner => "cleaner",
             AppendsWaitFor::Members => "members",
             AppendsWaitFor::Disk => "disk",
         }
@@ -235,7 +238,7 @@ mod tests {
         for what in [ConfigStore, Reads, Backups, Members, OtherKind, Evidence, ForgottenLog, NewerConfigStore] {
             assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
         }
-        for what in [AppendsWaitFor::Room, AppendsWaitFor::Members, AppendsWaitFor::Disk] {
+        for what in [AppendsWaitFor::Room, AppendsWaitFor::Cleaner, AppendsWaitFor::Members, AppendsWaitFor::Disk] {
             assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
         }
     }

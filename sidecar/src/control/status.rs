@@ -237,6 +237,9 @@ fn appends_wait(context: &Context, path: &Description, members: &[MemberReport])
     let why = match what {
         AppendsWaitFor::Room if refusals.is_empty() => "members have not lent the next segment yet".to_owned(),
         AppendsWaitFor::Room => refusals,
+        AppendsWaitFor::Cleaner => {
+            "the log takes as much as the table's memory: requests wait until its cleaner has trimmed".to_owned()
+        }
         AppendsWaitFor::Members if lost.is_empty() => unconfirmed(leading),
         AppendsWaitFor::Members => lost_members(&lost.join("; "), members, context.desired().min_in_sync),
         AppendsWaitFor::Disk => "a member's disk has not taken what is in its memory".to_owned(),

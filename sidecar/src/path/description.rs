@@ -4,6 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
+use tailwind_primary::Table;
 use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::Position;
 use tailwind_protocol::layout::SegmentSize;
@@ -155,6 +156,7 @@ impl AppendLoop {
         // Without a member nothing completes and no segment is opened, whatever an append meets first.
         Some(match () {
             () if leading.log.members_connected() < primary.config().members.len() => AppendsWaitFor::Members,
+            () if for_room && leading.log.table().is_some_and(Table::waits_for_trim) => AppendsWaitFor::Cleaner,
             () if for_room => AppendsWaitFor::Room,
             () if positions.completed > positions.acked => AppendsWaitFor::Disk,
             () => AppendsWaitFor::Members,
