@@ -347,6 +347,20 @@ fn a_sidecar_of_the_other_kind_takes_no_part() {
 }
 
 #[test]
+fn a_reader_of_the_other_kind_says_so() {
+    let test = TestContext::start();
+    let setup = with_table(test.setup("shm").unwrap(), "1000");
+    // The harness gives a reader no more options than it needs in a log.
+    let group = test.start_group(Setup { sidecars: 2, readers: 1, ..setup }).unwrap();
+    let says = |group: &Group| {
+        let status = group.status(1);
+        status["waiting"]["for"] == "other-kind" && status["role"] == "reader"
+    };
+    group.wait("the reader to say that the group keeps a table", says).unwrap();
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+#[test]
 fn a_client_of_the_other_kind_is_refused() {
     let (test, group) = group_with_table("1000");
     let primary = group.wait_for_primary().unwrap();

@@ -21,8 +21,8 @@ const BYTES_PER_KEY: u64 = 1 << 10;
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct TableOptions {
     /// Keep a table, the last value of each key, in this much log, from 16 segments to 12GiB; half of it or less in live records
-    /// keeps cleaning cheap. A group keeps a log or a table from its first start on: give this to all of its sidecars or to
-    /// none. Each backup needs the memory or the disk for it
+    /// keeps cleaning cheap. A group keeps a log or a table from its first start on: give this to all of its sidecars, readers
+    /// included, or to none. Each backup needs the memory or the disk for it
     #[arg(long, env = "TAILWIND_TABLE", value_name = "SIZE", value_parser = parse_size)]
     pub table: Option<u64>,
     /// Most keys of the table, 1000 to 16777216. The primary takes 93 bytes of memory for each, used or not

@@ -1,6 +1,7 @@
 //! What a sidecar does whose options say another kind of group than its config store: it takes no part, and says so.
 //!
-//! Entered by [`roles`](super) when a standby or a promotion finds such a configuration. A log led as a table, or the other way
+//! Entered by [`roles`](super) when a standby or a promotion finds such a configuration; [`read_only`](super::read_only) says the
+//! same. A log led as a table, or the other way
 //! round, would take requests that its records do not fit.
 
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub(super) async fn stay_apart(context: &Context, mut found: Configuration) {
 }
 
 /// In words: what the group keeps, and what to do.
-fn why(found: Kind) -> &'static str {
+pub(super) fn why(found: Kind) -> &'static str {
     match found {
         Kind::Table => {
             "this group keeps a table, and this sidecar was started without --table: start it with the --table SIZE and \

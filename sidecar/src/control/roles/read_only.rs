@@ -7,6 +7,7 @@ use std::time::Duration;
 use tailwind_protocol::socket::Role;
 use tailwind_report::readiness::WaitsFor;
 
+use super::other_kind;
 use crate::control::Context;
 use crate::control::desired::READS_DISABLED;
 use crate::path::Command;
@@ -39,9 +40,16 @@ pub(super) async fn stay(context: &Context) -> anyhow::Result<()> {
             }
             changed = configurations.changed() => if changed.is_err() { break },
         }
-        let known = configurations.borrow_and_update().as_ref().map(|config| (config.epoch, config.primary.id.clone()));
+        let Some(found) = configurations.borrow_and_update().clone() else { continue };
+        let known = Some((found.epoch, found.primary.id.clone()));
         let Some((epoch, primary)) = known.clone().filter(|_| known != said) else { continue };
         context.waits.over();
+        // Its clients would take one kind of records for the other.
+        if found.kind != context.rules.kind() {
+            let why = other_kind::why(found.kind);
+            context.waits.wait(WaitsFor::OtherKind, why.to_owned());
+            tracing::warn!(%why, "waiting");
+        }
         tracing::info!(%epoch, %primary, "reader");
         context.path.send(Command::Wait { role: Role::Reader, epoch: epoch.0, primary: primary.to_string() });
         said = known;
