@@ -4,8 +4,7 @@
 //! Drawn by [`World::new`](crate::world::World::new). Every fault is on in some seeds and off in others (swarm testing:
 //! Groce et al., ISSTA 2012): a fault that strikes all the time hides what the others would show.
 
-use clap::ValueEnum;
-use tailwind_protocol::config::Durability;
+use tailwind_protocol::config::{Durability, Kind};
 use tailwind_protocol::table::bounds;
 
 use crate::random::Random;
@@ -46,15 +45,6 @@ impl Sending {
         let (lingers, bit_by_bit) = (random.one_in(2), random.one_in(2));
         Sending { post_bytes_max, depth, lingers, bit_by_bit }
     }
-}
-
-/// What a group keeps in its log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// Plain records.
-    Log,
-    /// A table.
-    Table,
 }
 
 /// What a seed does not draw.
@@ -300,6 +290,11 @@ impl Plan {
             table: (shape.kind == Kind::Table).then(TablePlan::still),
             faults: vec![Fault::ClosedBitFlip],
         }
+    }
+
+    /// What the group keeps.
+    pub(crate) fn kind(&self) -> Kind {
+        if self.table.is_some() { Kind::Table } else { Kind::Log }
     }
 
     /// True when this fault strikes in this seed.

@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::plan::{Fixed, Kind};
+use tailwind_protocol::config::Kind;
+
+use crate::plan::Fixed;
 use crate::tally::Tally;
 use crate::world::{Lie, World};
 

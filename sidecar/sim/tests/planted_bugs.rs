@@ -1,8 +1,8 @@
 //! Do the checkers bite? Each planted bug must be found, and by a checker, within a bounded number of seeds.
 
-use tailwind_protocol::config::Durability;
+use tailwind_protocol::config::{Durability, Kind};
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_sim::plan::{Fixed, Kind};
+use tailwind_sim::plan::Fixed;
 use tailwind_sim::runner::{play, play_lying};
 use tailwind_sim::world::Lie;
 

@@ -1,6 +1,7 @@
 //! Groups that keep a table: no rule is broken, and everything happens in them.
 
-use tailwind_sim::plan::{Fixed, Kind};
+use tailwind_protocol::config::Kind;
+use tailwind_sim::plan::Fixed;
 use tailwind_sim::runner::play;
 use tailwind_sim::tally::Tally;
 

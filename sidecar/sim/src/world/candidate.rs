@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tailwind_protocol::config::{Kind, MemberRef};
+use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::rpc::{Inventory, TermId};
@@ -37,7 +37,7 @@ pub(crate) struct Candidacy {
 impl World {
     pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
         let rules = Rules {
-            kind: Kind::Log,
+            kind: self.plan.kind(),
             accept_loss: None,
             recover_from_disk: self.desired.recover_from_disk,
             backups: self.desired.backups,

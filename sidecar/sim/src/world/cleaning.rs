@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::ids::{Lsn, SegmentId};
-use tailwind_protocol::layout::{Closure, SegmentIdentity, record_size};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary;
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::FetchRequest;
@@ -206,6 +206,7 @@ impl World {
         let moved = lead.log.move_live(offered.iter().copied())?;
         self.tally.judged += moved.judged as u64;
         self.tally.moved += u64::from(moved.moved);
+        self.tally.moved_bytes += moved.bytes;
         if moved.moved > 0 {
             self.note_moves(of, lead, before.segment, moved.appended, moved.moved);
         }
@@ -239,8 +240,6 @@ impl World {
             trace!(self, "{name} rolls to segment {}", identity.segment);
         }
         trace!(self, "{name} moves {} at {}:{from}", records(first, last), identity.segment);
-        let size: usize = payloads.iter().map(|payload: &std::rc::Rc<[u8]>| record_size(payload.len())).sum();
-        self.tally.moved_bytes += size as u64;
         self.checks.table_moved(identity, first, from, &payloads);
     }
 }

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::str::FromStr;
 
 use goldenscript::ArgumentConsumer;
-use tailwind_protocol::config::Durability;
-use tailwind_sim::plan::{Kind, Shape};
+use tailwind_protocol::config::{Durability, Kind};
+use tailwind_sim::plan::Shape;
 use tailwind_sim::scripted::{Loss, ScriptedGroup, StoreState, Tear};
 
 /// Milliseconds of a `tick`.
