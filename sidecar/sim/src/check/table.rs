@@ -190,10 +190,11 @@ impl Checks {
         let state = self.tables.at(epoch, acked).expect("an append ends with what is acknowledged");
         let row = state.get(key);
         let named = shown.and_then(|(revision, segment, at)| {
-            let placed = self.tables.places.get(&(segment, at))?.iter().rev().find(|(wrote, _)| *wrote <= epoch);
-            let (wrote, lsn) = *placed?;
-            let (of, row) = parse(lsn, &self.truth(wrote, lsn).payload);
-            row.filter(|row| of == *key && row.revision == revision)
+            // An earlier epoch that does not know that it is over may have another segment of that number.
+            self.tables.places.get(&(segment, at))?.iter().find_map(|(wrote, lsn)| {
+                let (of, row) = parse(*lsn, &self.truth(*wrote, *lsn).payload);
+                row.filter(|row| *wrote <= epoch && of == *key && row.revision == revision)
+            })
         });
         if named.as_ref() != row || shown.is_some() != row.is_some() {
             let right = row.map(|row| row.revision);
