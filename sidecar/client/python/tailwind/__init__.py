@@ -20,27 +20,38 @@
                 break
         log.append(b"mine")
 
-Both clients are thin around one `Session` without I/O (`_session.py`); the bytes are in docs/append-socket.md. Python 3.9 or
+A group that keeps a table has keys in place of records: `Table` writes them.
+
+    with Table("/run/tailwind/default.sock") as table:
+        revision = table.put(b"device/7", b"online")
+        table.put_if(b"device/7", b"offline", revision)     # Mismatch if somebody has changed it
+
+All are thin around one `Session` without I/O (`_session.py`); the bytes are in docs/append-socket.md. Python 3.9 or
 later, Linux, no dependencies.
 """
 
+from ._apply import Apply
 from ._asyncio import AsyncClient, AsyncReading
 from ._blocking import Client, Reading
+from ._table import AsyncTable, Table
 from .errors import (
     BeyondEnd,
     CannotConnect,
     Disconnected,
     Error,
     ErrorCode,
+    Mismatch,
     NotAllowed,
     NotPrimary,
     ProtocolError,
     Refused,
     Retry,
+    TableFull,
     TimedOut,
     TooLarge,
     Trimmed,
     UnknownOutcome,
+    WrongKind,
 )
 from .types import (
     CaughtUp,
@@ -59,8 +70,10 @@ from .types import (
 __version__ = "0.1.0"  # that of the workspace
 
 __all__ = [
+    "Apply",
     "AsyncClient",
     "AsyncReading",
+    "AsyncTable",
     "BeyondEnd",
     "CannotConnect",
     "CaughtUp",
@@ -70,6 +83,7 @@ __all__ = [
     "ErrorCode",
     "FollowEvent",
     "Lag",
+    "Mismatch",
     "NotAllowed",
     "NotPrimary",
     "PassedBarrier",
@@ -80,6 +94,8 @@ __all__ = [
     "Refused",
     "Retry",
     "Role",
+    "Table",
+    "TableFull",
     "TailEvent",
     "Ticket",
     "TimedOut",
@@ -88,4 +104,5 @@ __all__ = [
     "Turn",
     "UnknownOutcome",
     "Welcome",
+    "WrongKind",
 ]

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import struct
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 from .errors import ErrorCode
 from .types import Record, Role, Welcome
 
-VERSION_MIN, VERSION = 1, 3
+VERSION_MIN, VERSION = 1, 4
 VERSION_FOLLOW = 2
 """Since this version sidecars know `FOLLOW`, `POSITION` and the flag `ANYWHERE`."""
 VERSION_HISTORY = 3
 """Since this version sidecars know `HISTORY`."""
+VERSION_TABLE = 4
+"""Since this version sidecars know `APPLY` and `MISMATCH`, and say in the welcome whether the group keeps a table."""
 BODY_SIZE_MAX = 32 << 20
 
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
-FOLLOW, POSITION, SYNC = 10, 11, 16
+FOLLOW, POSITION, APPLY, SYNC = 10, 11, 12, 16
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
-TURN, LAG, LOG_POSITION, HISTORY, SYNCED = range(139, 144)
+TURN, LAG, LOG_POSITION, HISTORY, SYNCED, MISMATCH = range(139, 145)
 
 HOLD = 1
 """Flag of `HELLO`: be welcomed only once the sidecar is primary."""
 TAIL, ANYWHERE = 1, 2
 """Flags of `READ`."""
+TABLE = 2
+"""Flag of `WELCOME`: this group keeps a table."""
 CONTINUES = 1
 """Flag of `END`: caught up, and more is to come."""
 BEHIND_UNKNOWN = (1 << 32) - 1
@@ -37,11 +41,19 @@ ACK_FRAME = struct.Struct("<IBBHQQ")
 LAG_BODY = struct.Struct("<QII")
 _HELLO = struct.Struct("<8sHHI")
 _READ = struct.Struct("<QQII")
-_WELCOME = struct.Struct("<HBxIIIIHHQQQ")
+_WELCOME = struct.Struct("<HBBIIIIHHQQQ")
 _ROLE = struct.Struct("<B7xQQ")
 _ERROR = struct.Struct("<HBxI")
 _RUN = struct.Struct("<II")
 _RECORDS = struct.Struct("<QII")
+_OPERATIONS = struct.Struct("<H6x")
+_OPERATION = struct.Struct("<BBHIQ")
+_MISMATCH = struct.Struct("<H6xQ")
+
+PUT, DELETE, REQUIRE = 1, 2, 4
+"""Kinds of operations in an `APPLY`. Keyed records have the first two as well."""
+ONLY_IF = 1
+"""Flag of an operation: only if the key has the revision."""
 
 
 def hello(hold: bool) -> bytes:
@@ -67,15 +79,26 @@ def follow(first: int, history: int) -> bytes:
     return TWO_U64.pack(first, history)
 
 
+def operation(kind: int, flags: int, key: bytes, value: bytes, revision: int) -> bytes:
+    """One operation of an `APPLY`."""
+    return _OPERATION.pack(kind, flags, len(key), len(value), revision) + key + value
+
+
+def apply(operations: Sequence[bytes]) -> bytes:
+    """Body of an `APPLY`."""
+    return _OPERATIONS.pack(len(operations)) + b"".join(operations)
+
+
 def parse_welcome(body: bytes) -> Welcome:
     """What a `WELCOME` says. Raises ValueError or struct.error, as all of these do."""
     fields = _WELCOME.unpack_from(body)
     if not VERSION_MIN <= fields[0] <= VERSION:
         raise ValueError("version %d was not offered" % fields[0])
-    if fields[5] == 0:
+    if fields[6] == 0:
         raise ValueError("no append may be in flight")
-    sizes = (min(size, BODY_SIZE_MAX) for size in fields[2:4])  # no frame can carry more
-    return Welcome._make((fields[0], Role(fields[1]), *sizes, *fields[4:], _name(body[_WELCOME.size :])))
+    sizes = (min(size, BODY_SIZE_MAX) for size in fields[3:5])  # no frame can carry more
+    name, table = _name(body[_WELCOME.size :]), fields[2] & TABLE != 0
+    return Welcome._make((fields[0], Role(fields[1]), *sizes, *fields[5:], name, table))
 
 
 class ParsedRole:
@@ -108,6 +131,12 @@ def parse_records(body: bytes) -> List[Record]:
     if place != len(body):
         raise ValueError("its records take %d bytes of %d" % (place, len(body)))
     return records
+
+
+def parse_mismatch(body: bytes) -> Tuple[int, Optional[int]]:
+    """What a `MISMATCH` says: the operation, and the revision that its key has; None: the key is absent."""
+    number, revision = _MISMATCH.unpack(body)
+    return number, revision or None
 
 
 def _name(text: bytes) -> Optional[str]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import collections
 import json
-import operator
 import struct
 from typing import Any, Deque, Dict, Iterable, Optional, Union
 
 from . import _frames as frames
-from .errors import Disconnected, Error, ErrorCode, ProtocolError, Refused, TooLarge, refusal
+from ._arguments import to_bytes, to_number
+from .errors import Disconnected, Error, ErrorCode, Mismatch, ProtocolError, Refused, TooLarge, WrongKind, refusal
 from .types import CaughtUp, FollowEvent, Lag, PassedBarrier, Position, Role, Turn, Welcome
 
 SEND_AT = 64 << 10
 """Bytes that gather before they must be sent: one system call for hundreds of small records."""
-LSN_MAX = (1 << 64) - 1
 # Which response answers a request.
 _REPLIES = {
     frames.HELLO: frames.WELCOME,
@@ -73,7 +72,7 @@ class Session:
         self.peer = peer
         self.outbox = bytearray()
         self.answers: Dict[int, Any] = {}  # results and Errors that nobody has taken, by request, as they came
-        self.in_flight: Dict[int, None] = {}  # appends without an answer, in order
+        self.in_flight: Dict[int, int] = {}  # appends without an answer, in order, and their kinds
         self.acked: Optional[int] = None  # the last LSN that was acknowledged here
         self.reading: Optional[Reading] = None  # the one that the sidecar has not ended yet
         self.end: Optional[Disconnected] = None
@@ -89,7 +88,7 @@ class Session:
 
     def record(self, record: object, what: str = "a record") -> bytes:
         """The bytes of a record that the sidecar would take."""
-        data = record if type(record) is bytes else _bytes(record, what)
+        data = record if type(record) is bytes else to_bytes(record, what)
         if len(data) > self.limits.record_size_max:
             size = (self.peer, what, len(data), self.limits.record_size_max)
             raise TooLarge("%s: %s of %d bytes: the limit is %d; split it" % size)
@@ -121,7 +120,7 @@ class Session:
 
     def lsn(self, lsn: object) -> bytes:
         """The bytes of an LSN."""
-        return frames.U64.pack(_number("LSN", lsn))
+        return frames.U64.pack(to_number("LSN", lsn))
 
     def may_submit(self) -> bool:
         """True if there is room for one more append. Raises if there never will be."""
@@ -133,9 +132,9 @@ class Session:
         )
 
     def submit(self, kind: int, body: bytes) -> int:
-        """Takes an `APPEND` or `BATCH`; returns its number."""
+        """Takes an `APPEND`, `BATCH` or `APPLY`; returns its number."""
         number = self._put(kind, body)
-        self.in_flight[number] = None
+        self.in_flight[number] = kind
         return number
 
     def ask(self, kind: int, body: bytes = b"") -> int:
@@ -153,7 +152,7 @@ class Session:
 
     def read(self, what: str, first: int, limit: int, flags: int, history: int) -> Reading:
         """A read or tail that can be started."""
-        first, limit = _number("LSN", first), _number("limit", limit)
+        first, limit = to_number("LSN", first), to_number("limit", limit)
         if flags & frames.ANYWHERE:
             self.check_version("a read anywhere")
         else:
@@ -164,12 +163,12 @@ class Session:
     def follow(self, first: int, history: int) -> Reading:
         """A follow that can be started."""
         self.check_version("a follow")
-        first = _number("LSN", first)
+        first = to_number("LSN", first)
         return Reading("follow", frames.FOLLOW, frames.follow(first, self._to_name(history)), first, history)
 
     def _to_name(self, history: int) -> int:
         """The history to name in a request: none to a sidecar that does not know them."""
-        history = _number("history", history)
+        history = to_number("history", history)
         return history if self.limits.version >= frames.VERSION_HISTORY else 0
 
     def start(self, reading: Reading) -> None:
@@ -208,14 +207,20 @@ class Session:
         assert self.end is not None
         return type(self.end)(str(self.end), self.end.code)
 
-    def check_version(self, what: str) -> None:
-        """Refuses what follows and readers need at a sidecar that does not know it."""
-        if self.limits.version < frames.VERSION_FOLLOW:
+    def check_version(self, what: str, version: int = frames.VERSION_FOLLOW) -> None:
+        """Refuses what a sidecar does not know that speaks an earlier version."""
+        if self.limits.version < version:
             raise Refused(
                 "%s: %s needs version %d of the append socket, and this sidecar speaks version %d: update it"
-                % (self.peer, what, frames.VERSION_FOLLOW, self.limits.version),
+                % (self.peer, what, version, self.limits.version),
                 ErrorCode.UNSUPPORTED_VERSION,
             )
+
+    def check_table(self) -> None:
+        """Refuses what only a table does at a group that keeps none."""
+        self.check_version("a table", frames.VERSION_TABLE)
+        if not self.limits.table:
+            raise WrongKind("%s: this group keeps a log and no table: use a Client" % self.peer, ErrorCode.WRONG_KIND)
 
     def _put(self, kind: int, body: bytes, number: int = 0) -> int:
         if not number:
@@ -292,6 +297,8 @@ class Session:
             self._on_reply(kind, request, Position(*frames.TWO_U64.unpack(body)))
         elif kind in (frames.TRIMMED, frames.SYNCED):
             self._on_reply(kind, request, frames.U64.unpack(body)[0])
+        elif kind == frames.MISMATCH:
+            self._on_mismatch(request, *frames.parse_mismatch(body))
         elif kind == frames.REPORT:
             report = json.loads(body)
             if not isinstance(report, dict):
@@ -305,6 +312,14 @@ class Session:
             raise ValueError("nothing was appended with number %d" % request)
         del self.in_flight[request]
         self.answers[request] = self.acked = lsn
+
+    def _on_mismatch(self, request: int, operation: int, revision: Optional[int]) -> None:
+        if self.in_flight.get(request) != frames.APPLY:
+            raise ValueError("no request to a table has number %d" % request)
+        del self.in_flight[request]
+        now = "is absent" if revision is None else "has revision %d" % revision
+        message = "%s: operation %d did not find its key as expected: it %s (nothing was done)" % (self.peer, operation, now)
+        self.answers[request] = Mismatch(message, operation, revision)
 
     def _on_reply(self, kind: int, request: int, reply: object) -> None:
         if self._asked.get(request) != kind:
@@ -376,24 +391,3 @@ class Session:
         assert reading is not None
         if not reading.stopping:
             reading.ended, reading.error = True, error
-
-
-def _bytes(record: object, what: str) -> bytes:
-    try:
-        view = memoryview(record)  # type: ignore[arg-type]
-    except TypeError:
-        advice = "; encode it: text.encode()" if isinstance(record, str) else ""
-        raise TypeError("%s must be bytes, not %s%s" % (what, type(record).__name__, advice)) from None
-    return view.tobytes()
-
-
-def _number(what: str, number: object) -> int:
-    try:
-        value = operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError("%s must be an int, not %s" % (what, type(number).__name__)) from None
-    if not 0 <= value <= LSN_MAX:
-        raise ValueError("%s %d: must be from 0 to 2**64 - 1" % (what, value))
-    return value
-
-

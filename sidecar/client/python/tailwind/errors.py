@@ -28,6 +28,8 @@ class ErrorCode(enum.Enum):
     BUSY = 10
     SHUTTING_DOWN = 11
     UNAVAILABLE = 12
+    TABLE_FULL = 13
+    WRONG_KIND = 14
 
 
 class Error(Exception):
@@ -95,6 +97,28 @@ class BeyondEnd(Error):
     log covers."""
 
 
+class Mismatch(Error):
+    """Nothing was done, because a condition of a table's request did not hold: look at the key, and decide again."""
+
+    operation: int
+    """The first operation whose condition did not hold; they count from 0."""
+    revision: Optional[int]
+    """The revision that its key has instead; None: it is absent."""
+
+    def __init__(self, message: str, operation: int, revision: Optional[int]) -> None:
+        super().__init__(message)
+        self.operation, self.revision = operation, revision
+
+
+class TableFull(Error):
+    """Nothing was done, because the table has no room for what the request adds: delete keys, put smaller values, or have the
+    table enlarged. The text says which bound was reached."""
+
+
+class WrongKind(Error):
+    """Nothing was done, because the group keeps a table and this is a call for a log, or the other way round."""
+
+
 class Retry(Error):
     """Nothing was done: the same call may succeed later."""
 
@@ -126,6 +150,8 @@ _CLASSES: Dict[ErrorCode, Type[Error]] = {
     ErrorCode.BUSY: Retry,
     ErrorCode.UNAVAILABLE: Retry,
     ErrorCode.SHUTTING_DOWN: Disconnected,
+    ErrorCode.TABLE_FULL: TableFull,
+    ErrorCode.WRONG_KIND: WrongKind,
 }
 
 

@@ -49,6 +49,8 @@ class Welcome(NamedTuple):
     """Last acknowledged LSN, 0 if there was none or it was unknown."""
     primary: Optional[str]
     """Name of the primary's sidecar, if known."""
+    table: bool
+    """The group keeps a table, and not a log of plain records."""
 
     def batch_size(self, lengths: Iterable[int]) -> int:
         """Bytes of log that a batch of records of these lengths takes."""

@@ -1,17 +1,18 @@
-"""The asyncio client, called as the blocking one is: one scenario tests both."""
+"""The asyncio client and tables, called as the blocking ones are: one scenario tests both."""
 
 import asyncio
+import functools
 import inspect
 
-from tailwind import AsyncClient, AsyncReading, Client
+from tailwind import AsyncClient, AsyncReading, AsyncTable, Client, Table
 
 
-class DrivenClient:
-    """An `AsyncClient` whose event loop runs during each call."""
+class Driven:
+    """Something asynchronous whose event loop runs during each call."""
 
-    def __init__(self, path, hold=False):
+    def __init__(self, make, *given):
         self._loop = asyncio.new_event_loop()
-        self._client = AsyncClient(path, hold)
+        self._client = make(*given)
         self._run(self._client.__aenter__)
 
     def _run(self, call, *given, **named):
@@ -26,12 +27,6 @@ class DrivenClient:
         value = getattr(self._client, name)
         return (lambda *given, **named: self._run(value, *given, **named)) if callable(value) else value
 
-    def wait(self, ticket):
-        async def wait():
-            return await ticket
-
-        return self._run(wait)
-
     def __enter__(self):
         return self
 
@@ -40,6 +35,26 @@ class DrivenClient:
 
     def __del__(self):
         self._loop.close()
+
+
+class DrivenClient(Driven):
+    """An `AsyncClient`."""
+
+    def __init__(self, path, hold=False):
+        super().__init__(AsyncClient, path, hold)
+
+    def wait(self, ticket):
+        async def wait():
+            return await ticket
+
+        return self._run(wait)
+
+
+class DrivenTable(Driven):
+    """An `AsyncTable`."""
+
+    def __init__(self, path, hold=False):
+        super().__init__(AsyncTable, path, hold)
 
 
 class DrivenReading:
@@ -64,3 +79,22 @@ class DrivenReading:
 
 
 CLIENTS = [Client, DrivenClient]
+TABLES = [Table, DrivenTable]
+
+
+def with_each(*connects):
+    """Runs a test once with each of these, as its second argument."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(self):
+            for connect in connects:
+                with self.subTest(connect.__qualname__):
+                    test(self, connect)
+
+        return run
+
+    return decorate
+
+
+with_both = with_each(*CLIENTS)

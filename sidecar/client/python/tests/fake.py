@@ -9,12 +9,13 @@ import threading
 DEADLINE = 30
 HEADER = struct.Struct("<IBBHQ")
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
-FOLLOW, POSITION, SYNC = 10, 11, 16
+FOLLOW, POSITION, APPLY, SYNC = 10, 11, 12, 16
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
-TURN, LAG, LOG_POSITION, HISTORY, SYNCED = range(139, 144)
+TURN, LAG, LOG_POSITION, HISTORY, SYNCED, MISMATCH = range(139, 145)
 (BAD_FRAME, UNSUPPORTED_VERSION, NOT_PRIMARY, TOO_LARGE, GONE, BEYOND_END, NOT_ALLOWED, UNKNOWN_OUTCOME, READING, BUSY,
- SHUTTING_DOWN, UNAVAILABLE) = range(1, 13)
+ SHUTTING_DOWN, UNAVAILABLE, TABLE_FULL, WRONG_KIND) = range(1, 15)
 PRIMARY, STANDBY, RECOVERING, READER = range(1, 5)
+PUT, DELETE, REQUIRE = 1, 2, 4
 
 
 class Sidecar:
@@ -110,7 +111,7 @@ class Peer:
 
     def welcome(self, hold=False, **fields):
         """Takes the hello and sends the welcome."""
-        request = self.expect(HELLO, b"TWAPPEND" + struct.pack("<HHI", 1, 3, hold))
+        request = self.expect(HELLO, b"TWAPPEND" + struct.pack("<HHI", 1, 4, hold))
         self.send(WELCOME, request, welcome(**fields))
         return self
 
@@ -139,6 +140,9 @@ class Peer:
     def history(self, request, history):
         self.send(HISTORY, request, struct.pack("<Q", history))
 
+    def mismatch(self, request, operation, revision):
+        self.send(MISMATCH, request, struct.pack("<H6xQ", operation, revision))
+
     def role(self, role, primary, epoch=4, last=9):
         self.send(ROLE, 0, struct.pack("<B7xQQ", role, epoch, last) + primary.encode())
 
@@ -147,10 +151,10 @@ def frame(kind, request, body=b"", flags=0):
     return HEADER.pack(len(body), kind, flags, 0, request) + body
 
 
-def welcome(version=3, role=PRIMARY, record_size_max=1 << 20, batch_size_max=4 << 20, batch_records_max=65_536,
-            inflight_max=1000, epoch=3, first=1, last=9, primary="db-0"):
+def welcome(version=4, role=PRIMARY, record_size_max=1 << 20, batch_size_max=4 << 20, batch_records_max=65_536,
+            inflight_max=1000, epoch=3, first=1, last=9, primary="db-0", table=False):
     limits = record_size_max, batch_size_max, batch_records_max, inflight_max, 32, 8
-    return struct.pack("<HBBIIIIHHQQQ", version, role, 0, *limits, epoch, first, last) + primary.encode()
+    return struct.pack("<HBBIIIIHHQQQ", version, role, 2 * table, *limits, epoch, first, last) + primary.encode()
 
 
 def read(first, limit=0, flags=0, history=None):
@@ -161,3 +165,12 @@ def read(first, limit=0, flags=0, history=None):
 def follow(first, history=0):
     """Body of a `Follow`."""
     return struct.pack("<QQ", first, history)
+
+
+def apply(*operations):
+    """Body of an `Apply`. Each operation: kind, key, value, and the revision of a condition (0: absent), None without one."""
+    body = struct.pack("<H6x", len(operations))
+    for kind, key, value, revision in operations:
+        only_if = kind != REQUIRE and revision is not None
+        body += struct.pack("<BBHIQ", kind, only_if, len(key), len(value), revision or 0) + key + value
+    return body

@@ -1,4 +1,4 @@
-"""What is the asyncio client's alone: tasks, cancellation and the event loop."""
+"""What is the asyncio client's alone, and the asyncio tables': tasks, cancellation and the event loop."""
 
 import asyncio
 import gc
@@ -8,7 +8,7 @@ import unittest
 
 import fake
 from fake import Sidecar
-from tailwind import AsyncClient, CannotConnect, Disconnected, NotPrimary, UnknownOutcome
+from tailwind import Apply, AsyncClient, AsyncTable, CannotConnect, Disconnected, Mismatch, NotPrimary, UnknownOutcome
 
 
 def acknowledges(count):
@@ -277,6 +277,43 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
                     self.assertLess(len(sent), count // 2)
                     await asyncio.sleep(0)
                 self.assertEqual([record.lsn async for record in read], list(range(2, count + 1)))
+
+    async def test_requests_to_a_table_are_pipelined(self):
+        def script(peer):
+            peer.welcome(table=True)
+            requests = [peer.expect(fake.APPLY, fake.apply((fake.PUT, b"%d" % n, b"v", None))) for n in range(100)]
+            for lsn, request in enumerate(requests, 1):
+                peer.ack(request, lsn)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            async with AsyncTable(sidecar.path) as table:
+                revisions = await asyncio.gather(*(table.put(b"%d" % n, b"v") for n in range(100)))
+                self.assertEqual(revisions, list(range(1, 101)))
+
+    async def test_a_mismatch_comes_after_later_acks(self):
+        def script(peer):
+            peer.welcome(table=True)
+            mismatch, acked, lost = (peer.expect(fake.APPLY) for _ in range(3))
+            peer.ack(acked, 10)
+            peer.mismatch(mismatch, 0, 7)
+            peer.mismatch(lost, 0, 0)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            table = await AsyncTable(sidecar.path)
+            two = Apply().put(b"a", b"1").require(b"b", None).delete(b"c")
+            answers = [await table.submit(request) for request in (Apply().delete_if(b"k", 3), two, Apply().delete_if(b"l", 3))]
+            self.assertEqual(two.applied(await answers[1]), [9, 10])
+            with self.assertRaises(Mismatch):
+                await answers[0]
+            with self.assertRaises(Mismatch):
+                await table.client.flush()  # tells what nobody has awaited
+            table.close()
+
+    async def test_a_table_has_to_be_connected_first(self):
+        with self.assertRaisesRegex(RuntimeError, "is not connected"):
+            await AsyncTable("x").put(b"k", b"v")
 
     async def test_the_end_is_told_to_every_task(self):
         def script(peer):

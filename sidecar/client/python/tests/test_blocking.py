@@ -1,4 +1,4 @@
-"""What is the blocking client's alone: time-outs, tickets, threads and signals."""
+"""What is the blocking client's alone, and the blocking tables': time-outs, tickets, threads and signals."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import unittest
 
 import fake
 from fake import Sidecar
-from tailwind import CaughtUp, Client, Disconnected, NotPrimary, TimedOut, UnknownOutcome
+from tailwind import Apply, CaughtUp, Client, Disconnected, Mismatch, NotPrimary, Table, TimedOut, UnknownOutcome
 
 QUIET = 0.05
 """A time-out that has to pass."""
@@ -101,6 +101,52 @@ class Timeouts(unittest.TestCase):
     def test_a_timeout_is_above_zero(self):
         for timeout in (0, -1, float("nan"), float("inf"), 1e9):
             self.assertRaisesRegex(ValueError, "must be a number of seconds above 0", Client, "x", timeout=timeout)
+
+
+class Tables(unittest.TestCase):
+    def test_requests_are_pipelined(self):
+        def script(peer):
+            peer.welcome(table=True)
+            requests = [peer.expect(fake.APPLY) for _ in range(3)]
+            peer.ack(requests[0], 10)
+            peer.ack(requests[2], 12)
+            peer.mismatch(requests[1], 0, 7)  # comes last
+            peer.ack(peer.expect(fake.APPLY), 13)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, Table(sidecar.path) as table:
+            two = Apply().put(b"a", b"1").require(b"b", None).delete(b"c")
+            tickets = [table.submit(request) for request in (Apply().delete(b"k"), Apply().delete_if(b"k", 3), two)]
+            self.assertEqual(table.client.in_flight, 3)
+            self.assertEqual(two.applied(table.client.wait(tickets[2])), [11, 12])
+            self.assertRaises(Mismatch, table.client.wait, tickets[1])
+            self.assertEqual(table.client.flush(), 12)
+            table.submit(Apply().delete(b"k"))  # leaving the block waits for it
+
+    def test_leaving_the_block_tells_of_a_failure(self):
+        def script(peer):
+            peer.welcome(table=True)
+            peer.mismatch(peer.expect(fake.APPLY), 0, 7)
+
+        with Sidecar(script) as sidecar, self.assertRaises(Mismatch), Table(sidecar.path) as table:
+            table.submit(Apply().put_if(b"k", b"v", 3))
+
+    def test_a_request_stays_in_flight(self):
+        late = threading.Event()
+
+        def script(peer):
+            peer.welcome(table=True)
+            request = peer.expect(fake.APPLY)
+            assert late.wait(fake.DEADLINE)
+            peer.ack(request, 10)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, Table(sidecar.path, timeout=QUIET) as table:
+            with self.assertRaises(TimedOut) as caught:
+                table.put(b"k", b"v")
+            late.set()
+            table.client.timeout = None
+            self.assertEqual(table.client.wait(caught.exception.in_flight), 10)
 
 
 class Tickets(unittest.TestCase):

@@ -1,6 +1,5 @@
 """What both clients do, each scenario with either of them."""
 
-import functools
 import os
 import pathlib
 import signal
@@ -13,25 +12,13 @@ import threading
 import unittest
 
 import fake
-from driven import CLIENTS
+from driven import with_both
 from fake import Sidecar
-from tailwind import (BeyondEnd, CannotConnect, CaughtUp, Disconnected, Error, ErrorCode, Lag, NotAllowed, NotPrimary,
-                      PassedBarrier, Position, ProtocolError, Record, Refused, Retry, Role, TooLarge, Trimmed, Turn,
-                      UnknownOutcome)
+from tailwind import (BeyondEnd, CannotConnect, CaughtUp, Disconnected, Error, ErrorCode, Lag, Mismatch, NotAllowed,
+                      NotPrimary, PassedBarrier, Position, ProtocolError, Record, Refused, Retry, Role, TableFull,
+                      TooLarge, Trimmed, Turn, UnknownOutcome, WrongKind)
 
 NOBODY = 65534
-
-
-def with_both(test):
-    """Runs a test once with each client, as its second argument."""
-
-    @functools.wraps(test)
-    def run(self):
-        for client in CLIENTS:
-            with self.subTest(client=client.__name__):
-                test(self, client)
-
-    return run
 
 
 class Functions(unittest.TestCase):
@@ -352,6 +339,8 @@ class Errors(unittest.TestCase):
             fake.READING: Refused,
             fake.BUSY: Retry,
             fake.UNAVAILABLE: Retry,
+            fake.TABLE_FULL: TableFull,
+            fake.WRONG_KIND: WrongKind,
         }
 
         def script(peer):
@@ -486,7 +475,7 @@ class Errors(unittest.TestCase):
             "appended with number 2": fake.frame(fake.ACK, 2, u64(1)),
             "does not answer request 2": fake.frame(fake.TRIMMED, 2, u64(1)),
             "answer request 7": fake.frame(fake.PASSED, 7, struct.pack("<QQ", 1, 1)),
-            "13 is not a valid ErrorCode": fake.frame(fake.ERROR, 2, struct.pack("<HBBI", 13, 0, 0, 0)),
+            "15 is not a valid ErrorCode": fake.frame(fake.ERROR, 2, struct.pack("<HBBI", 15, 0, 0, 0)),
             "9 is not a valid Role": fake.frame(fake.ROLE, 0, struct.pack("<B7xQQ", 9, 1, 1)),
             "can't decode": fake.frame(fake.ROLE, 0, struct.pack("<B7xQQ", 1, 1, 1) + b"\xff"),
             "frame of 33554433 bytes": struct.pack("<IBBHQ", (32 << 20) + 1, fake.RECORDS, 0, 0, 2),
@@ -520,7 +509,7 @@ class Errors(unittest.TestCase):
 
     @with_both
     def test_a_welcome_that_cannot_be(self, connect):
-        for fields, what in (({"version": 4}, "version 4 was not offered"), ({"role": 5}, "5 is not a valid Role"),
+        for fields, what in (({"version": 5}, "version 5 was not offered"), ({"role": 5}, "5 is not a valid Role"),
                              ({"inflight_max": 0}, "no append may be in flight")):
             with Sidecar(lambda peer: peer.welcome(**fields)) as sidecar:
                 with self.assertRaisesRegex(ProtocolError, what):
@@ -690,7 +679,7 @@ class Failover(unittest.TestCase):
 class Names(unittest.TestCase):
     def test_every_error_is_an_error(self):
         for kind in (BeyondEnd, CannotConnect, Disconnected, NotAllowed, NotPrimary, ProtocolError, Refused, Retry, TooLarge,
-                     Trimmed, UnknownOutcome):
+                     Mismatch, TableFull, Trimmed, UnknownOutcome, WrongKind):
             self.assertTrue(issubclass(kind, Error))
 
 

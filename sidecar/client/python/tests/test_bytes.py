@@ -4,9 +4,10 @@ import pathlib
 import re
 import struct
 import unittest
+from unittest import mock
 
 import fake
-from tailwind import CaughtUp, Lag, Record, Role, Turn
+from tailwind import Apply, CaughtUp, Lag, Mismatch, Record, Role, Turn
 from tailwind import _frames as frames
 from tailwind._session import Session
 
@@ -19,6 +20,7 @@ def example():
 
 
 class Bytes(unittest.TestCase):
+    @mock.patch.object(frames, "VERSION", 3)  # that of the example
     def test_the_client_sends_the_worked_example(self):
         said = example()
         session = Session("x", hold=False)
@@ -84,6 +86,27 @@ class Bytes(unittest.TestCase):
         self.assertEqual(session.answers.pop(2), (5, 17))
         self.assertIsNone(session.end)
 
+    @mock.patch.multiple(frames, VERSION_MIN=4, VERSION=4)
+    def test_the_table_sends_the_worked_example(self):
+        said = example()
+        session = Session("x", hold=False)
+        self.assertEqual(session.outbox, said["hello of a table"])
+        session.outbox.clear()
+        session.feed(said["welcome of a table"])
+        session.check_table()
+        request = Apply().require(b"lease", 41).put(b"job/7", b"done").delete(b"job/6")
+        body = request._body("x", session.limits)
+        self.assertEqual(session.submit(frames.APPLY, body), 2)
+        self.assertEqual(session.outbox, said["apply"])
+        session.feed(said["apply ack"])
+        self.assertEqual(session.answers.pop(2), 52)
+        self.assertEqual(session.submit(frames.APPLY, body), 3)
+        session.feed(said["mismatch"])
+        mismatch = session.answers.pop(3)
+        self.assertIs(type(mismatch), Mismatch)
+        self.assertEqual((mismatch.operation, mismatch.revision), (0, 50))
+        self.assertIsNone(session.end)
+
     def test_the_fake_sends_the_worked_example(self):
         said, sent = example(), []
 
@@ -105,8 +128,13 @@ class Bytes(unittest.TestCase):
         peer.lag(3, 14, 2, 0)
         peer.turn(3, 5, 16)
         peer.send(fake.LOG_POSITION, 2, struct.pack("<QQ", 5, 17))
-        peer.send(fake.WELCOME, 1, fake.welcome(inflight_max=4096))
-        names = ["ack", "records", "caught up", "end", "role", "error", "history", "lag", "turn", "log position", "welcome"]
+        peer.send(fake.WELCOME, 1, fake.welcome(version=3, inflight_max=4096))
+        peer.send(fake.WELCOME, 1, fake.welcome(inflight_max=4096, table=True))
+        operations = (fake.REQUIRE, b"lease", b"", 41), (fake.PUT, b"job/7", b"done", None), (fake.DELETE, b"job/6", b"", None)
+        peer.send(fake.APPLY, 2, fake.apply(*operations))
+        peer.mismatch(3, 0, 50)
+        names = ["ack", "records", "caught up", "end", "role", "error", "history", "lag", "turn", "log position", "welcome",
+                 "welcome of a table", "apply", "mismatch"]
         self.assertEqual(sent, [said[name] for name in names])
 
 
