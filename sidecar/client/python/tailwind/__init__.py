@@ -20,7 +20,7 @@
                 break
         log.append(b"mine")
 
-A group that keeps a table has keys in place of records: `Table` writes them.
+A group that keeps a table has keys in place of records: `Table` writes them, and `LocalTable` reads them.
 
     with Table("/run/tailwind/default.sock") as table:
         revision = table.put(b"device/7", b"online")
@@ -33,6 +33,7 @@ later, Linux, no dependencies.
 from ._apply import Apply
 from ._asyncio import AsyncClient, AsyncReading
 from ._blocking import Client, Reading
+from ._local_table import AsyncLocalTable, LocalTable
 from ._table import AsyncTable, Table
 from .errors import (
     BeyondEnd,
@@ -55,10 +56,14 @@ from .errors import (
 )
 from .types import (
     CaughtUp,
+    Change,
+    Deleted,
+    Entry,
     FollowEvent,
     Lag,
     PassedBarrier,
     Position,
+    Put,
     Record,
     Role,
     TailEvent,
@@ -72,23 +77,29 @@ __version__ = "0.1.0"  # that of the workspace
 __all__ = [
     "Apply",
     "AsyncClient",
+    "AsyncLocalTable",
     "AsyncReading",
     "AsyncTable",
     "BeyondEnd",
     "CannotConnect",
     "CaughtUp",
+    "Change",
     "Client",
+    "Deleted",
     "Disconnected",
+    "Entry",
     "Error",
     "ErrorCode",
     "FollowEvent",
     "Lag",
+    "LocalTable",
     "Mismatch",
     "NotAllowed",
     "NotPrimary",
     "PassedBarrier",
     "Position",
     "ProtocolError",
+    "Put",
     "Reading",
     "Record",
     "Refused",

@@ -17,7 +17,7 @@ from .types import Ticket
 class Table:
     """A table, through one connection to a sidecar: for one thread at a time.
 
-    `hold` and `timeout` are those of `Client`; left without an exception, a `with` block flushes.
+    `hold` and `timeout` are those of `Client`; left without an exception, a `with` block flushes. To read, have a `LocalTable`.
 
     Connecting raises as `Client` does, and `WrongKind` at a group that keeps a log. Each call that changes keys raises
     `NotPrimary`, `Retry`, `TooLarge` or `TableFull`: nothing was done. `Mismatch`: nothing was done, because a condition did not

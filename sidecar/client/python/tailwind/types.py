@@ -115,3 +115,34 @@ TailEvent = Union[Record, CaughtUp]
 """What a tail yields."""
 FollowEvent = Union[Record, CaughtUp, Lag, Turn]
 """What a follow yields."""
+
+
+class Entry(NamedTuple):
+    """What a key of a table has."""
+
+    value: bytes
+    """Its value."""
+    revision: int
+    """LSN of the record that gave it this value: what a condition names."""
+
+
+class Put(NamedTuple):
+    """A key of a table has this value from here on."""
+
+    key: bytes
+    """The key."""
+    value: bytes
+    """Its value."""
+    revision: int
+    """LSN of the record that gave it this value."""
+
+
+class Deleted(NamedTuple):
+    """A key of a table is absent from here on."""
+
+    key: bytes
+    """The key."""
+
+
+Change = Union[Put, Deleted, CaughtUp, Lag, Turn]
+"""What a local table tells."""

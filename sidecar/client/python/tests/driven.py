@@ -4,7 +4,7 @@ import asyncio
 import functools
 import inspect
 
-from tailwind import AsyncClient, AsyncReading, AsyncTable, Client, Table
+from tailwind import AsyncClient, AsyncLocalTable, AsyncReading, AsyncTable, Client, LocalTable, Table
 
 
 class Driven:
@@ -57,6 +57,17 @@ class DrivenTable(Driven):
         super().__init__(AsyncTable, path, hold)
 
 
+class DrivenLocalTable(Driven):
+    """An `AsyncLocalTable`."""
+
+    @classmethod
+    def follow(cls, path, prefix=b""):
+        return cls(AsyncLocalTable.follow, path, prefix)
+
+    def changes(self):
+        return DrivenReading(self, self._client.changes())
+
+
 class DrivenReading:
     def __init__(self, client, reading):
         self._client, self._reading = client, reading
@@ -80,6 +91,7 @@ class DrivenReading:
 
 CLIENTS = [Client, DrivenClient]
 TABLES = [Table, DrivenTable]
+LOCAL_TABLES = [LocalTable, DrivenLocalTable]
 
 
 def with_each(*connects):

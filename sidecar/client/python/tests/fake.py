@@ -174,3 +174,8 @@ def apply(*operations):
         only_if = kind != REQUIRE and revision is not None
         body += struct.pack("<BBHIQ", kind, only_if, len(key), len(value), revision or 0) + key + value
     return body
+
+
+def keyed(kind, key, value=b"", revision=0, more=False):
+    """Payload of a keyed record."""
+    return b"TWK1" + struct.pack("<BBHQ", kind, more, len(key), revision) + key + value

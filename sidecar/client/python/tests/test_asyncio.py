@@ -8,7 +8,8 @@ import unittest
 
 import fake
 from fake import Sidecar
-from tailwind import Apply, AsyncClient, AsyncTable, CannotConnect, Disconnected, Mismatch, NotPrimary, UnknownOutcome
+from tailwind import (Apply, AsyncClient, AsyncLocalTable, AsyncTable, CannotConnect, CaughtUp, Disconnected, Entry, Mismatch,
+                      NotPrimary, Put, UnknownOutcome)
 
 
 def acknowledges(count):
@@ -314,6 +315,71 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
     async def test_a_table_has_to_be_connected_first(self):
         with self.assertRaisesRegex(RuntimeError, "is not connected"):
             await AsyncTable("x").put(b"k", b"v")
+
+    async def test_waiting_for_a_change_may_be_cancelled(self):
+        late = threading.Event()
+
+        def script(peer):
+            peer.expect(fake.HELLO)  # given up
+            peer.expect_end()
+            peer.accept().welcome(table=True)
+            request = peer.expect(fake.FOLLOW)
+            peer.records(request, 1, fake.keyed(fake.PUT, b"k", b"v"))
+            assert late.wait(fake.DEADLINE)
+            peer.caught_up(request, 2)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            async with AsyncLocalTable.follow(sidecar.path) as table:
+                for _ in range(3):
+                    with self.assertRaises(asyncio.TimeoutError):
+                        await asyncio.wait_for(table.next_change(), 0.05)
+                late.set()
+                self.assertEqual([await table.next_change(), await table.next_change()], [Put(b"k", b"v", 1), CaughtUp(2)])
+
+    async def test_closing_a_local_table_ends_the_wait(self):
+        asked = threading.Event()
+
+        def script(peer):
+            peer.expect(fake.HELLO)
+            asked.set()
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            table = AsyncLocalTable.follow(sidecar.path)
+            task = asyncio.create_task(table.next_change())
+            await asyncio.get_running_loop().run_in_executor(None, asked.wait, fake.DEADLINE)
+            table.close()
+            with self.assertRaisesRegex(Disconnected, "this client was closed"):
+                await task
+            with self.assertRaisesRegex(Disconnected, "this local table was closed"):
+                await table.next_change()
+
+    async def test_one_task_takes_changes_and_all_look_up(self):
+        def script(peer):
+            peer.welcome(table=True)
+            request = peer.expect(fake.FOLLOW)
+            peer.records(request, 1, fake.keyed(fake.PUT, b"k", b"v"))
+            peer.caught_up(request, 2)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar:
+            caught_up = asyncio.Event()
+            table = AsyncLocalTable.follow(sidecar.path)
+
+            async def take():
+                async for change in table.changes():
+                    if change == CaughtUp(2):
+                        caught_up.set()
+
+            task = asyncio.create_task(take())
+            await caught_up.wait()
+            with self.assertRaisesRegex(RuntimeError, "append.sock: another thread or task takes the changes"):
+                await table.next_change()
+            self.assertEqual((table[b"k"], b"k" in table, len(table), list(table)), (Entry(b"v", 1), True, 1, [b"k"]))
+            table.close()
+            with self.assertRaisesRegex(Disconnected, "this client was closed"):
+                await task
 
     async def test_the_end_is_told_to_every_task(self):
         def script(peer):

@@ -4,10 +4,12 @@ import os
 import signal
 import threading
 import unittest
+from unittest import mock
 
 import fake
 from fake import Sidecar
-from tailwind import Apply, CaughtUp, Client, Disconnected, Mismatch, NotPrimary, Table, TimedOut, UnknownOutcome
+from tailwind import (Apply, CaughtUp, Client, Disconnected, Entry, LocalTable, Mismatch, NotPrimary, Put, Table, TimedOut,
+                      UnknownOutcome)
 
 QUIET = 0.05
 """A time-out that has to pass."""
@@ -147,6 +149,74 @@ class Tables(unittest.TestCase):
             late.set()
             table.client.timeout = None
             self.assertEqual(table.client.wait(caught.exception.in_flight), 10)
+
+    def test_a_local_table_stays_as_it_was(self):
+        late = threading.Event()
+
+        def script(peer):
+            peer.welcome(table=True)
+            request = peer.expect(fake.FOLLOW)
+            peer.records(request, 1, fake.keyed(fake.PUT, b"k", b"v"))
+            assert late.wait(fake.DEADLINE)
+            peer.caught_up(request, 2)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, LocalTable.follow(sidecar.path, timeout=QUIET) as table:
+            for _ in range(2):
+                self.assertRaises(TimedOut, table.next_change)
+            late.set()
+            table._client.timeout = None
+            self.assertEqual([table.next_change(), table.next_change()], [Put(b"k", b"v", 1), CaughtUp(2)])
+
+    def test_one_thread_takes_changes_and_all_look_up(self):
+        follows, done = threading.Event(), threading.Event()
+
+        def script(peer):
+            peer.welcome(table=True)
+            request = peer.expect(fake.FOLLOW)
+            peer.records(request, 1, fake.keyed(fake.PUT, b"k", b"v"))
+            peer.caught_up(request, 2)
+            assert done.wait(fake.DEADLINE)
+
+        with Sidecar(script) as sidecar:
+            table = LocalTable.follow(sidecar.path)
+            taken = []
+
+            def take():
+                with self.assertRaises(Disconnected):
+                    for change in table.changes():
+                        taken.append(change)
+                        if change == CaughtUp(2):
+                            follows.set()
+
+            thread = threading.Thread(target=take)
+            thread.start()
+            self.assertTrue(follows.wait(fake.DEADLINE))
+            self.assertRaisesRegex(RuntimeError, "append.sock: another thread or task takes the changes", table.next_change)
+            self.assertEqual((table[b"k"], b"k" in table, len(table), list(table)), (Entry(b"v", 1), True, 1, [b"k"]))
+            done.set()
+            thread.join()
+            self.assertEqual(taken, [Put(b"k", b"v", 1), CaughtUp(2)])
+
+    def test_an_interrupted_change_is_read_again(self):
+        def script(peer):
+            for first in (0, 3):
+                peer.welcome(table=True)
+                request = peer.expect(fake.FOLLOW, fake.follow(first))
+                if first == 0:
+                    peer.caught_up(request, 1)
+                    peer.records(request, 1, *(fake.keyed(fake.PUT, b"%d" % n, b"v") for n in range(3)))
+                    peer.expect_end()
+                    peer.accept()
+                else:
+                    peer.records(request, 3, fake.keyed(fake.PUT, b"2", b"v"))
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, LocalTable.follow(sidecar.path) as table:
+            self.assertEqual([table.next_change() for _ in range(3)], [CaughtUp(1), Put(b"0", b"v", 1), Put(b"1", b"v", 2)])
+            with mock.patch.object(table._fold, "take", side_effect=KeyboardInterrupt):
+                self.assertRaises(KeyboardInterrupt, table.next_change)
+            self.assertEqual((table.next_change(), len(table)), (Put(b"2", b"v", 3), 3))
 
 
 class Tickets(unittest.TestCase):

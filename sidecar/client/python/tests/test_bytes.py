@@ -9,6 +9,7 @@ from unittest import mock
 import fake
 from tailwind import Apply, CaughtUp, Lag, Mismatch, Record, Role, Turn
 from tailwind import _frames as frames
+from tailwind._fold import KeyedRecord, parse_keyed
 from tailwind._session import Session
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[4] / "docs/append-socket.md"
@@ -136,6 +137,68 @@ class Bytes(unittest.TestCase):
         names = ["ack", "records", "caught up", "end", "role", "error", "history", "lag", "turn", "log position", "welcome",
                  "welcome of a table", "apply", "mismatch"]
         self.assertEqual(sent, [said[name] for name in names])
+
+
+class Keyed(unittest.TestCase):
+    """The bytes of `sidecar/protocol/tests/protocol/table/record.rs`."""
+
+    LSN = 0x0900_0000_0000_0000
+
+    def test_keyed_records_have_golden_bytes(self):
+        zeros = bytes(8)
+        golden = {
+            b"TWK1\x01\x00\x08\x00" + zeros + b"device/7online": (b"device/7", b"online", self.LSN, False),
+            b"TWK1\x01\x01\x01\x00" + zeros + b"k": (b"k", b"", self.LSN, True),
+            b"TWK1\x02\x00\x02\x00" + zeros + b"\x00\xff": (b"\x00\xff", None, self.LSN, False),
+            b"TWK1\x02\x01\x01\x00" + zeros + b"k": (b"k", None, self.LSN, True),
+            b"TWK1\x01\x00\x01\x00\x01\x02\x03\x04\x05\x06\x07\x08kv": (b"k", b"v", 0x0807_0605_0403_0201, False),
+        }
+        for payload, record in golden.items():
+            self.assertEqual(parse_keyed(self.LSN, payload), KeyedRecord(*record))
+            key, value, revision, more = record
+            kind = fake.DELETE if value is None else fake.PUT
+            revision = 0 if revision == self.LSN else revision
+            self.assertEqual(fake.keyed(kind, key, value or b"", revision, more), payload)
+
+    def test_the_longest_key_and_value_are_taken(self):
+        key, value = bytes(1024), bytes(65_536)
+        self.assertEqual(parse_keyed(1, fake.keyed(fake.PUT, key, value)), (key, value, 1, False))
+
+    def test_what_is_wrong_is_named(self):
+        good = fake.keyed(fake.PUT, b"key", b"value")
+
+        def changed(place, byte):
+            return good[:place] + bytes([byte]) + good[place + 1 :]
+
+        for payload, why in (
+            (b"", "it does not begin as one"),
+            (b"a plain record of an app", "it does not begin as one"),
+            (good[:15], "it does not begin as one"),
+            (changed(3, 0x32), "it does not begin as one"),
+            (changed(4, 0), "unknown kind 0"),
+            (changed(4, 3), "unknown kind 3"),
+            (changed(5, 2), "unknown flags 0x02"),
+            (changed(6, 9), "it ends within its key"),
+            (changed(7, 9), "it ends within its key"),
+            (fake.keyed(fake.PUT, b"", b"x"), "key of 0 bytes: must be 1 to 1024"),
+            (fake.keyed(fake.PUT, bytes(1025)), "key of 1025 bytes: must be 1 to 1024"),
+            (good + bytes(65_536), "value of 65541 bytes: must be at most 65536"),
+            (changed(4, 2), "it deletes, with a value"),
+            (fake.keyed(fake.DELETE, b"k", revision=9), "it deletes, with a revision"),
+            (fake.keyed(fake.PUT, b"k", revision=9, more=True), "it was moved, within a request"),
+            (fake.keyed(fake.PUT, b"k", revision=self.LSN), "revision 648518346341351424"),
+        ):
+            with self.subTest(why), self.assertRaisesRegex(ValueError, "^%s$" % why):
+                parse_keyed(self.LSN, payload)
+
+    def test_a_move_is_younger_than_what_it_moves(self):
+        moved = fake.keyed(fake.PUT, b"k", b"v", revision=41)
+        for lsn in (0, 40, 41):
+            self.assertRaises(ValueError, parse_keyed, lsn, moved)
+        self.assertEqual(parse_keyed(42, moved).revision, 41)
+        put = fake.keyed(fake.PUT, b"k", b"v")
+        self.assertRaises(ValueError, parse_keyed, 0, put)
+        self.assertEqual(parse_keyed(42, put).revision, 42)
 
 
 if __name__ == "__main__":
