@@ -144,21 +144,32 @@ fn use_every_function_in_python(fabric: &str, client: &str) {
 #[test]
 fn python_readme_runs() {
     let test = TestContext::start();
-    let group = test.group(FABRIC).unwrap();
-    primary(&group).unwrap().append(b"before").unwrap();
+    let log = test.group(FABRIC).unwrap();
+    primary(&log).unwrap().append(b"before").unwrap();
+    let table = table_group(&test);
     let readme = include_str!("../../../sidecar/client/python/README.md");
     let blocks: Vec<_> = readme.split("```python\n").skip(1).map(|block| block.split("```").next().unwrap()).collect();
-    assert!(blocks.len() >= 4, "{}", blocks.len());
-    for block in blocks {
-        let file = group.folder().join("readme.py");
-        let socket = group.socket(0);
-        assert!(block.contains("/run/tailwind/default.sock"), "{block}");
-        std::fs::write(&file, block.replace("/run/tailwind/default.sock", socket.to_str().unwrap())).unwrap();
-        let ended = run_to_end(&mut python(&file)).unwrap();
-        assert_eq!((ended.code, ended.errors.as_str()), (Some(0), ""), "{block}");
-        assert!(!ended.out.is_empty(), "{block}");
+    let (tables, logs): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|block| block.contains("Table"));
+    assert!(logs.len() >= 4 && tables.len() >= 2, "{} and {}", logs.len(), tables.len());
+    for (group, blocks) in [(&log, logs), (&table, tables)] {
+        for block in blocks {
+            let file = group.folder().join("readme.py");
+            let socket = group.socket(0);
+            assert!(block.contains("/run/tailwind/default.sock"), "{block}");
+            std::fs::write(&file, block.replace("/run/tailwind/default.sock", socket.to_str().unwrap())).unwrap();
+            let ended = run_to_end(&mut python(&file)).unwrap();
+            assert_eq!((ended.code, ended.errors.as_str()), (Some(0), ""), "{block}");
+            assert!(!ended.out.is_empty(), "{block}");
+        }
+        group.check_logs(&[]).unwrap();
     }
-    group.check_logs(&[]).unwrap();
+}
+
+/// A group that keeps a small table, of which the log is cleaned soon.
+fn table_group(test: &TestContext) -> Group {
+    let mut setup = test.setup(FABRIC).unwrap();
+    setup.sidecar_options.extend([("--table", "2MiB".to_owned()), ("--table-keys", "1000".to_owned())]);
+    test.start_group(setup).unwrap()
 }
 
 #[test]
