@@ -188,8 +188,8 @@ impl Peer {
 
     /// Takes the hello and sends this welcome.
     pub fn welcome_with(&mut self, welcome: Welcome<'_>) {
-        let (request, version_max) = self.hello();
-        self.send(request, Response::Welcome(Welcome { version: welcome.version.min(version_max), ..welcome }));
+        let request = self.hello();
+        self.send(request, Response::Welcome(welcome));
     }
 
     /// Takes the hello and sends the welcome, with a ring for all that follows.
@@ -199,7 +199,7 @@ impl Peer {
 
     /// The same with this welcome.
     pub fn hand_ring_with(&mut self, welcome: Welcome<'_>) {
-        let (request, _) = self.hello();
+        let request = self.hello();
         let (file, ring) = tailwind_ring::create().unwrap();
         let mut bytes = Vec::new();
         Response::Welcome(Welcome { ring: true, ..welcome }).encode(request, &mut bytes);
@@ -207,13 +207,14 @@ impl Peer {
         self.ring = Some(ring);
     }
 
-    /// The Python client does not ask for a ring, and knows no tables.
-    fn hello(&mut self) -> (u64, u16) {
-        let take = |request, frame: Request<'_>| match frame {
-            Request::Hello { version_min: 1, version_max: version_max @ (3 | VERSION), flags: 0 | HELLO_RING } => {
-                (request, version_max)
-            }
-            frame => panic!("{frame:?}"),
+    /// The Python client does not ask for a ring.
+    fn hello(&mut self) -> u64 {
+        let take = |request, frame: Request<'_>| {
+            assert!(
+                matches!(frame, Request::Hello { version_min: 1, version_max: VERSION, flags: 0 | HELLO_RING }),
+                "{frame:?}"
+            );
+            request
         };
         self.next(take).expect("the client has gone")
     }

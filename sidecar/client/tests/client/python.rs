@@ -1,4 +1,5 @@
-//! The Python clients: their own tests, the small sidecars of these tests, the package as a user installs it, and its types.
+//! The Python clients and tables: their own tests, the small sidecars of these tests, the package as a user installs it, and its
+//! types.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,12 +7,17 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fake::{Server, sidecar, with_backpressure};
+use tailwind_client::{Lsn, Revision};
+use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request, Response};
+use tailwind_protocol::table::request::Mismatch;
+
+use crate::fake::{Peer, Server, sidecar, with_backpressure};
+use crate::table::{TABLE, delete, deletes, more, moves, put, puts, require};
 
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/python");
 const MYPY: &str = "mypy==2.4.1";
 /// Python's own tests, of which there has to be more than this.
-const TESTS_MIN: usize = 50;
+const TESTS_MIN: usize = 100;
 
 /// Runs a command; its standard output, or the end of what it said about its failure.
 fn run(command: &mut Command) -> Result<String, String> {
@@ -60,15 +66,15 @@ fn python_tests_pass() {
     }
 }
 
-/// Runs `script` once with each client as `connect`, against a server of its own.
-fn with_both_clients(test: &str, server: impl Fn() -> Server, script: &str) {
+/// Runs `script` once with what is blocking and once with asyncio, under the same names, against a server of its own.
+fn with_both_kinds(test: &str, server: impl Fn() -> Server, script: &str) {
     if !has_python(test) {
         return;
     }
     for number in 0..2 {
         let script = format!(
-            "import sys\nfrom driven import CLIENTS\nfrom tailwind import *\n\
-             with CLIENTS[{number}](sys.argv[1]) as client:\n{script}"
+            "import sys\nfrom driven import CLIENTS, LOCAL_TABLES, TABLES\nfrom tailwind import *\npath = sys.argv[1]\n\
+             Client, Table, LocalTable = CLIENTS[{number}], TABLES[{number}], LOCAL_TABLES[{number}]\n{script}"
         );
         let server = server();
         let mut command = python("python3", &format!("{PACKAGE}:{PACKAGE}/tests"));
@@ -80,10 +86,11 @@ fn with_both_clients(test: &str, server: impl Fn() -> Server, script: &str) {
 
 #[test]
 fn python_clients_and_the_sidecars_encoder_agree() {
-    with_both_clients(
+    with_both_kinds(
         "python_clients_and_the_sidecars_encoder_agree",
         || Server::new(sidecar),
         r#"
+with Client(path) as client:
     assert client.welcome.inflight_max == 1000 and client.primary == "db-0" and client.role is Role.PRIMARY
     assert client.append(b"one") == 1
     assert client.append_batch([b"two", b""]) == 3
@@ -107,21 +114,78 @@ fn python_clients_and_the_sidecars_encoder_agree() {
     );
 }
 
+/// Takes the requests of one app to a table, then has another connection follow what they have written.
+fn table_sidecar(mut peer: Peer) {
+    peer.welcome_with(TABLE);
+    let request = peer.expect_apply(&[put(b"a", b"1", None)]);
+    peer.ack(request, 1);
+    let request = peer.expect_apply(&[require(b"a", 1), put(b"b", b"\x00\xff", Some(0)), delete(b"a", Some(1))]);
+    peer.ack(request, 3);
+    for now in [None, Revision::of(Lsn(9))] {
+        let request = peer.expect_apply(&[put(b"a", b"", Some(1))]);
+        peer.send(request, Response::Mismatch(Mismatch { operation: 0, now }));
+    }
+    let mut peer = peer.next_connection();
+    peer.welcome_with(TABLE);
+    let request = peer.expect(Request::Follow { from: 0, history: 0 });
+    peer.keyed(request, 1, &[puts("a", "1"), more(puts("b", "2")), deletes("a")]);
+    peer.end(request, 4, true);
+    peer.keyed(request, 4, &[moves("b", "2", 2), more(deletes("b")), puts("a", "3")]);
+    peer.send(request, Response::Turn { epoch: 5, next: 7 });
+    let request = peer.expect(Request::Read { from: 7, limit: 0, flags: READ_TAIL | READ_ANYWHERE, history: 0 });
+    peer.keyed(request, 7, &[puts("own", "")]);
+    assert!(peer.next(|_, _| ()).is_none(), "the client goes");
+}
+
+#[test]
+fn python_tables_and_the_sidecars_encoder_agree() {
+    with_both_kinds(
+        "python_tables_and_the_sidecars_encoder_agree",
+        || Server::new(table_sidecar),
+        r#"
+with Table(path) as table:
+    assert table.put(b"a", b"1") == 1
+    assert table.apply(Apply().require(b"a", 1).put_if(b"b", b"\x00\xff", None).delete_if(b"a", 1)) == [2, 3]
+    for now in None, 9:
+        try:
+            table.put_if(b"a", b"", 1)
+        except Mismatch as error:
+            assert (error.operation, error.revision) == (0, now)
+        else:
+            raise AssertionError("it was carried out")
+with LocalTable.follow(path) as local:
+    assert [local.next_change() for _ in range(2)] == [Put(b"b", b"2", 2), CaughtUp(4)]
+    assert dict(local.items()) == {b"b": Entry(b"2", 2)} and local.seen == 3
+    assert [local.next_change() for _ in range(3)] == [Deleted(b"b"), Put(b"a", b"3", 6), Turn(5, 7)]
+    assert local.next_change() == Put(b"own", b"", 7)
+    assert dict(local.items()) == {b"a": Entry(b"3", 6), b"own": Entry(b"", 7)}
+"#,
+    );
+}
+
 #[test]
 fn python_pipelining_does_not_deadlock() {
-    with_both_clients(
+    with_both_kinds(
         "python_pipelining_does_not_deadlock",
         || Server::new(|peer| with_backpressure(peer, 1000, false)),
-        "    for _ in range(100_000): client.submit(bytes(100))\n    assert client.flush() == 100_000",
+        r#"
+with Client(path) as client:
+    for _ in range(100_000): client.submit(bytes(100))
+    assert client.flush() == 100_000
+"#,
     );
 }
 
 #[test]
 fn python_large_records_do_not_deadlock() {
-    with_both_clients(
+    with_both_kinds(
         "python_large_records_do_not_deadlock",
         || Server::new(|peer| with_backpressure(peer, 4, false)),
-        "    for _ in range(40): client.submit(bytes(1 << 20))\n    assert client.flush() == 40",
+        r#"
+with Client(path) as client:
+    for _ in range(40): client.submit(bytes(1 << 20))
+    assert client.flush() == 40
+"#,
     );
 }
 
@@ -238,11 +302,13 @@ fn python_types_are_strict() {
         check(&[file]).unwrap_or_else(|why| panic!("{why}"));
     }
     let wrong = "import tailwind\nlog = tailwind.Client('x')\nlog.append('text')\nlsn: str = log.append(b'x')\n\
-                 log.wait(7)\nfor event in log.follow(): event.payload\nlog.rolee\n";
+                 log.wait(7)\nfor event in log.follow(): event.payload\nlog.rolee\n\
+                 table = tailwind.Table('x')\ntable.put('key', b'')\ntable.apply([])\n\
+                 for change in tailwind.LocalTable.follow('x').changes(): change.value\n";
     let file = folder.path().join("wrong.py");
     fs::write(&file, wrong).unwrap();
     let said = check(&[file]).unwrap_err();
-    for line in 3..=7 {
+    for line in (3..=7).chain(9..=11) {
         assert!(said.contains(&format!("wrong.py:{line}: error:")), "line {line}: {said}");
     }
 }

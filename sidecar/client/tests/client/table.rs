@@ -12,7 +12,7 @@ use tailwind_protocol::socket::{
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
 
-const TABLE: Welcome<'static> = Welcome { table: true, ..WELCOME };
+pub(crate) const TABLE: Welcome<'static> = Welcome { table: true, ..WELCOME };
 
 /// A server whose script begins after the welcome of a table.
 fn server(script: impl FnOnce(Peer) + Send + 'static) -> Server {
@@ -26,34 +26,34 @@ fn revision(lsn: u64) -> Option<Revision> {
     Revision::of(Lsn(lsn))
 }
 
-fn put<'a>(key: &'a [u8], value: &'a [u8], only_if: Option<u64>) -> Operation<'a> {
+pub(crate) fn put<'a>(key: &'a [u8], value: &'a [u8], only_if: Option<u64>) -> Operation<'a> {
     let written = Written::Value(Value::new(value).unwrap());
     Operation::Write { key: Key::new(key).unwrap(), written, only_if: only_if.map(Expected::from_number) }
 }
 
-fn delete(key: &[u8], only_if: Option<u64>) -> Operation<'_> {
+pub(crate) fn delete(key: &[u8], only_if: Option<u64>) -> Operation<'_> {
     let only_if = only_if.map(Expected::from_number);
     Operation::Write { key: Key::new(key).unwrap(), written: Written::Nothing, only_if }
 }
 
-fn require(key: &[u8], revision: u64) -> Operation<'_> {
+pub(crate) fn require(key: &[u8], revision: u64) -> Operation<'_> {
     Operation::Require { key: Key::new(key).unwrap(), expected: Expected::from_number(revision) }
 }
 
 impl Peer {
     /// Takes an `Apply` that must have these operations, and returns its number.
-    fn expect_apply(&mut self, operations: &[Operation<'_>]) -> u64 {
+    pub(crate) fn expect_apply(&mut self, operations: &[Operation<'_>]) -> u64 {
         let mut bytes = Vec::new();
         operations.iter().for_each(|operation| put_operation(&mut bytes, operation));
         self.expect(Request::Apply(Operations::new(operations.len() as u16, &bytes).unwrap()))
     }
 
-    fn ack(&mut self, request: u64, lsn: u64) {
+    pub(crate) fn ack(&mut self, request: u64, lsn: u64) {
         self.send(request, Response::Ack { lsn });
     }
 
     /// Sends these records in one frame.
-    fn keyed(&mut self, request: u64, first: u64, records: &[KeyedRecord<'_>]) {
+    pub(crate) fn keyed(&mut self, request: u64, first: u64, records: &[KeyedRecord<'_>]) {
         let mut bytes = Vec::new();
         for record in records {
             let mut payload = vec![0; record.payload_size()];
@@ -201,20 +201,20 @@ fn value(text: &str) -> Value<'_> {
     Value::new(text.as_bytes()).unwrap()
 }
 
-fn puts<'a>(name: &'a str, text: &'a str) -> KeyedRecord<'a> {
+pub(crate) fn puts<'a>(name: &'a str, text: &'a str) -> KeyedRecord<'a> {
     KeyedRecord::Put { key: key(name), value: value(text), more: false }
 }
 
-fn deletes(name: &str) -> KeyedRecord<'_> {
+pub(crate) fn deletes(name: &str) -> KeyedRecord<'_> {
     KeyedRecord::Delete { key: key(name), more: false }
 }
 
-fn moves<'a>(name: &'a str, text: &'a str, of: u64) -> KeyedRecord<'a> {
+pub(crate) fn moves<'a>(name: &'a str, text: &'a str, of: u64) -> KeyedRecord<'a> {
     KeyedRecord::Move { key: key(name), value: value(text), revision: revision(of).unwrap() }
 }
 
 /// The same, and more of its request follows.
-fn more(record: KeyedRecord<'_>) -> KeyedRecord<'_> {
+pub(crate) fn more(record: KeyedRecord<'_>) -> KeyedRecord<'_> {
     match record {
         KeyedRecord::Put { key, value, .. } => KeyedRecord::Put { key, value, more: true },
         KeyedRecord::Delete { key, .. } => KeyedRecord::Delete { key, more: true },
