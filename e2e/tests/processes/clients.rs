@@ -172,6 +172,27 @@ fn table_group(test: &TestContext) -> Group {
     test.start_group(setup).unwrap()
 }
 
+/// What the Python tables promise, and a local table at the primary and at a standby, while the log is written over many times.
+fn use_tables_in_python(kind: &str) {
+    let test = TestContext::start();
+    let group = table_group(&test);
+    wait_for_standby(&group, 1, 0).unwrap();
+    let mut command = python("e2e/tests/processes/table.py");
+    let ended = run_to_end(command.arg(kind).arg(group.socket(0)).arg(group.socket(1))).unwrap();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "ok\n"), "{}", ended.errors);
+    group.check_logs(&[]).unwrap();
+}
+
+#[test]
+fn python_table() {
+    use_tables_in_python("blocking");
+}
+
+#[test]
+fn python_asyncio_table() {
+    use_tables_in_python("asyncio");
+}
+
 #[test]
 fn standby_reports_the_primary_and_its_own_promotion() {
     let test = TestContext::start();

@@ -23,9 +23,11 @@ class Driven:
         value = self._loop.run_until_complete(run())
         return DrivenReading(self, value) if isinstance(value, AsyncReading) else value
 
-    def __getattr__(self, name):
-        value = getattr(self._client, name)
+    def _drive(self, value):
         return (lambda *given, **named: self._run(value, *given, **named)) if callable(value) else value
+
+    def __getattr__(self, name):
+        return self._drive(getattr(self._client, name))
 
     def __enter__(self):
         return self
@@ -55,6 +57,20 @@ class DrivenTable(Driven):
 
     def __init__(self, path, hold=False):
         super().__init__(AsyncTable, path, hold)
+
+    @property
+    def client(self):
+        return DrivenPart(self, self._client.client)
+
+
+class DrivenPart:
+    """What belongs to something driven, in the same event loop."""
+
+    def __init__(self, driven, part):
+        self._driven, self._part = driven, part
+
+    def __getattr__(self, name):
+        return self._driven._drive(getattr(self._part, name))
 
 
 class DrivenLocalTable(Driven):
