@@ -247,7 +247,7 @@ pub fn sidecar_with_ring(mut peer: Peer) {
 
 fn serve(mut peer: Peer) {
     let mut log: Vec<Vec<u8>> = Vec::new();
-    let mut tailing = false;
+    let mut tailing = None;
     while let Some((request, requested)) = peer.next(|request, frame| {
         let requested = match frame {
             Request::Append { payload } => OwnedRequest::Append(vec![payload.to_vec()]),
@@ -269,12 +269,13 @@ fn serve(mut peer: Peer) {
     }) {
         let last = log.len() as u64;
         match requested {
-            OwnedRequest::Stop if tailing => {
-                tailing = false;
+            OwnedRequest::Stop if tailing == Some(request) => {
+                tailing = None;
                 peer.end(request, last + 1, false);
             }
+            // It has crossed the end of its read, and with a ring may come when the next one runs.
             OwnedRequest::Stop => {}
-            _ if tailing => peer.refuse(request, ErrorCode::Reading, "a read runs: stop it first"),
+            _ if tailing.is_some() => peer.refuse(request, ErrorCode::Reading, "a read runs: stop it first"),
             OwnedRequest::Append(records) => {
                 log.extend(records);
                 peer.send(request, Response::Ack { lsn: log.len() as u64 });
@@ -283,7 +284,7 @@ fn serve(mut peer: Peer) {
                 let limit = if limit == 0 { last } else { limit };
                 let end = last.min(from.saturating_add(limit).saturating_sub(1));
                 peer.send_log(request, &log, from..=end);
-                tailing = tail;
+                tailing = tail.then_some(request);
                 peer.end(request, end.max(from.saturating_sub(1)) + 1, tail);
             }
             // It is primary, so that each follow ends as soon as it has caught up.
