@@ -50,6 +50,11 @@ impl Program {
         Program { package: "tailwind-example-tally", name, variable, options: &[], built: OnceLock::new() }
     }
 
+    const fn registry() -> Program {
+        let (name, variable) = ("registry", "TAILWIND_REGISTRY_PROGRAM");
+        Program { package: "tailwind-example-registry", name, variable, options: &[], built: OnceLock::new() }
+    }
+
     /// Finds the program that belongs to this build, building it if need be.
     fn find(&self) -> Result<PathBuf> {
         let Program { package, name, variable, options, built } = self;
@@ -115,6 +120,12 @@ pub fn tally_programs() -> Result<[PathBuf; 2]> {
     static BLOCKING: Program = Program::tally("tally", "TAILWIND_TALLY_PROGRAM");
     static ASYNCHRONOUS: Program = Program::tally("tally-async", "TAILWIND_TALLY_ASYNC_PROGRAM");
     Ok([BLOCKING.find()?, ASYNCHRONOUS.find()?])
+}
+
+/// The registry of the examples.
+pub fn registry_program() -> Result<PathBuf> {
+    static REGISTRY: Program = Program::registry();
+    REGISTRY.find()
 }
 
 /// The same command with more options, or with other values of those it has.

@@ -9,28 +9,37 @@ use tailwind_e2e::context::TestContext;
 use tailwind_e2e::processes::observer::TIMEOUT;
 use tailwind_e2e::processes::process::{python, tally_programs};
 
-/// A running tally, killed when dropped.
-struct TallyProcess {
+/// An example that runs, killed when dropped.
+pub(crate) struct App {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
 }
 
-impl TallyProcess {
-    fn start(mut command: Command, socket: &Path) -> TallyProcess {
+impl App {
+    pub(crate) fn start(mut command: Command, socket: &Path) -> App {
         let mut child = command.arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        TallyProcess { child, input, lines: lines_of(output) }
+        App { child, input, lines: lines_of(output) }
     }
 
-    /// Sends it a word, and waits for its answer.
-    fn count(&mut self, word: &str) -> String {
-        writeln!(self.input, "{word}").unwrap();
+    /// Sends it a line, and waits for the answer.
+    pub(crate) fn ask(&mut self, line: &str) -> String {
+        self.send(line);
+        self.next_line()
+    }
+
+    pub(crate) fn send(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// What it prints next.
+    pub(crate) fn next_line(&self) -> String {
         self.lines.recv_timeout(TIMEOUT).unwrap()
     }
 }
 
-impl Drop for TallyProcess {
+impl Drop for App {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -58,23 +67,23 @@ fn tallies_survive_failovers() {
     for (first, second) in commands().into_iter().zip(commands()) {
         let primary = group.wait_for_primary().unwrap();
         let standby = 1 - primary;
-        let mut leads = TallyProcess::start(first, &group.socket(primary));
-        let mut waits = TallyProcess::start(second, &group.socket(standby));
+        let mut leads = App::start(first, &group.socket(primary));
+        let mut waits = App::start(second, &group.socket(standby));
         for more in 1..=20 {
-            assert_eq!(leads.count("word"), format!("word {}", before + more));
+            assert_eq!(leads.ask("word"), format!("word {}", before + more));
         }
         group.kill_sidecar(primary).unwrap();
         for more in 21..=40 {
-            assert_eq!(waits.count("word"), format!("word {}", before + more));
+            assert_eq!(waits.ask("word"), format!("word {}", before + more));
         }
         // Back to the first one, whose app connects again and reads what it has missed.
         group.start_sidecar(primary).unwrap();
         group.kill_sidecar(standby).unwrap();
         for more in 41..=60 {
-            assert_eq!(leads.count("word"), format!("word {}", before + more));
+            assert_eq!(leads.ask("word"), format!("word {}", before + more));
         }
         group.start_sidecar(standby).unwrap();
-        assert_eq!(leads.count("another one"), format!("another one {}", before / 60 + 1));
+        assert_eq!(leads.ask("another one"), format!("another one {}", before / 60 + 1));
         before += 60;
     }
 }

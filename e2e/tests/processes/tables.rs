@@ -27,7 +27,7 @@ const MEMORY: u64 = 1 << 20;
 /// Before the next fault, each app has so many requests acknowledged.
 const REQUESTS: u64 = 150;
 
-fn with_table(setup: Setup, keys: &str) -> Setup {
+pub(super) fn with_table(setup: Setup, keys: &str) -> Setup {
     let mut setup = setup;
     setup.sidecar_options.extend([("--table", "1MiB".to_owned()), ("--table-keys", keys.to_owned())]);
     setup
@@ -224,7 +224,7 @@ mod tcp {
 }
 
 /// A table of one group, without faults.
-fn group_with_table(keys: &str) -> (TestContext, Group) {
+pub(super) fn group_with_table(keys: &str) -> (TestContext, Group) {
     let test = TestContext::start();
     let setup = with_table(test.setup("shm").unwrap(), keys);
     let group = test.start_group(setup).unwrap();
