@@ -143,6 +143,8 @@ impl Content {
             let new = rebuilt.iter().filter(|(key, entry)| self.shown.get(*key) != Some(entry));
             self.due.extend(new.map(|(key, entry)| Change::Put { key: Arc::clone(key), entry: entry.clone() }));
             self.shown = rebuilt;
+            // After an accepted loss that may be before what was seen.
+            self.seen = next.prev();
         }
         self.seen = self.seen.max(next.prev());
     }
