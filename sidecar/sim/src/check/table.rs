@@ -189,14 +189,18 @@ impl Checks {
         }
         let state = self.tables.at(epoch, acked).expect("an append ends with what is acknowledged");
         let row = state.get(key);
-        let named = shown.and_then(|(revision, segment, at)| {
-            // An earlier epoch that does not know that it is over may have another segment of that number.
-            self.tables.places.get(&(segment, at))?.iter().find_map(|(wrote, lsn)| {
-                let (of, row) = parse(*lsn, &self.truth(*wrote, *lsn).payload);
-                row.filter(|row| *wrote <= epoch && of == *key && row.revision == revision)
+        // An earlier epoch that does not know that it is over may have another segment of that number, with the same key and LSN.
+        let is_there = |(revision, segment, at)| {
+            let mut placed = self.tables.places.get(&(segment, at)).into_iter().flatten();
+            placed.any(|(wrote, lsn)| {
+                let (of, found) = parse(*lsn, &self.truth(*wrote, *lsn).payload);
+                *wrote <= epoch
+                    && of == *key
+                    && found.as_ref() == row
+                    && row.is_some_and(|row| row.revision == revision)
             })
-        });
-        if named.as_ref() != row || shown.is_some() != row.is_some() {
+        };
+        if shown.is_some() != row.is_some() || !shown.is_none_or(is_there) {
             let right = row.map(|row| row.revision);
             broken(
                 RULE,
