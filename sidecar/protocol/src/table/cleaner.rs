@@ -8,6 +8,7 @@
 //! Idle ──the oldest closed segment is due──▶ Fetching ──▶ Moving, batch by batch
 //!   ──all judged──▶ the segment settles, and Idle or Fetching continues:
 //!        all that was appended by then is acknowledged, and published at every mirror ──GRACE──▶ Trim
+//!        (without mirrors there is nobody to wait for, and no GRACE)
 //! ```
 //!
 //! Why the trim loses nothing (S18): a record in the segment was moved, and the move is acknowledged, or it was not its key's
@@ -133,6 +134,8 @@ enum Held {
 pub struct Cleaner {
     bounds: Bounds,
     progress: Progress,
+    /// There has been a mirror in this term: a getter may be about to read what it has named.
+    mirrored: bool,
     /// Closed and not judged as a whole, oldest first.
     uncleaned: VecDeque<SegmentRecords>,
     /// Of the first of them, as they are fetched; at most [`FETCHED_MAX`].
@@ -152,6 +155,7 @@ impl Cleaner {
         let mut cleaner = Cleaner {
             bounds,
             progress: Progress::default(),
+            mirrored: false,
             uncleaned: VecDeque::new(),
             held: VecDeque::with_capacity(FETCHED_MAX),
             next: Lsn(0),
@@ -167,7 +171,7 @@ impl Cleaner {
     pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Closed(segment) => self.on_closed(segment),
-            Input::Progress(progress) => self.progress = progress,
+            Input::Progress(progress) => self.on_progress(progress),
             Input::Fetched(segment) => self.on_fetched(segment, out),
             Input::NotFetched(segment) => self.on_not_fetched(segment, now),
             Input::Unkeyed(segment) => self.on_unkeyed(segment, out),
@@ -198,6 +202,11 @@ impl Cleaner {
             self.uncleaned.back().is_none_or(|last| last.segment < closed.segment && last.last < closed.first);
         assert!(follows && closed.first <= closed.last.next(), "segments close in order");
         self.uncleaned.push_back(closed);
+    }
+
+    fn on_progress(&mut self, progress: Progress) {
+        self.mirrored |= progress.published.is_some();
+        self.progress = progress;
     }
 
     fn on_fetched(&mut self, segment: SegmentId, out: &mut Vec<Output>) {
@@ -255,7 +264,7 @@ impl Cleaner {
                 settling.since = Some(now);
             }
         }
-        let grace = if planted::has(Bug::TrimWithoutGrace) { 0 } else { GRACE_MS };
+        let grace = if self.mirrored && !planted::has(Bug::TrimWithoutGrace) { GRACE_MS } else { 0 };
         let over = |settling: &mut Settling| settling.since.is_some_and(|since| since.plus(grace) <= now);
         let mut trimmed = None;
         while let Some(settled) = self.settling.pop_front_if(over) {

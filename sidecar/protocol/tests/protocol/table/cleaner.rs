@@ -39,7 +39,8 @@ impl Fixture {
 
     fn with(count: u64, live_bytes: u64, stop: Option<SegmentId>) -> (Fixture, Vec<Output>) {
         let cleaner = Cleaner::new(bounds(), (1..=count).map(closed), stop);
-        let progress = Progress { acked: Lsn(2000), published: None, live_bytes };
+        // A mirror shows everything.
+        let progress = Progress { acked: Lsn(2000), published: Some(Lsn(2000)), live_bytes };
         let mut fixture = Fixture { cleaner, now: Time(0), progress };
         let out = fixture.step(Input::Progress(progress));
         (fixture, out)
@@ -122,7 +123,8 @@ fn an_empty_segment_is_trimmed_too() {
     let empty = SegmentRecords { segment: S1, first: Lsn(200), last: Lsn(199) };
     let mut cleaner = Cleaner::new(bounds(), std::iter::once(empty).chain((2..=10).map(closed)), None);
     let mut out = Vec::new();
-    cleaner.step(Time(0), Input::Tick, &mut out);
+    let progress = Progress { published: Some(Lsn(0)), ..Progress::default() };
+    cleaner.step(Time(0), Input::Progress(progress), &mut out);
     assert_eq!(out, [Output::Fetch(S1), Output::Fetch(S2)], "no data is live");
     out.clear();
     cleaner.step(Time(0), Input::Fetched(S1), &mut out);
@@ -145,6 +147,25 @@ fn a_segment_goes_after_moves_are_acked_and_readers_are_gone() {
     assert_eq!(fixture.after(GRACE_MS - 1), []);
     assert_eq!(fixture.after(1), [Output::Trim(Lsn(200))]);
     assert_eq!((fixture.after(10_000), fixture.cleaner.settling()), (vec![], 0));
+}
+
+/// Nobody reads what a mirror has named.
+#[test]
+fn without_mirrors_a_segment_goes_once_moves_are_acked() {
+    let mut cleaner = Cleaner::new(bounds(), (1..=10).map(closed), None);
+    let mut out = Vec::new();
+    let mut step = |now, input| {
+        out.clear();
+        cleaner.step(Time(now), input, &mut out);
+        out.clone()
+    };
+    let progress = |acked| Input::Progress(Progress { acked: Lsn(acked), published: None, live_bytes: LIVE });
+    assert_eq!(step(0, progress(2000)), [Output::Fetch(S1)]);
+    step(0, Input::Fetched(S1));
+    let moved = Input::Moved { segment: S1, next: Lsn(200), moved: 5, appended: Lsn(2005) };
+    assert_eq!(step(0, moved), [Output::Forget(S1)]);
+    assert_eq!(step(GRACE_MS, progress(2004)), []);
+    assert_eq!(step(GRACE_MS, progress(2005)), [Output::Trim(Lsn(200))]);
 }
 
 #[test]
