@@ -30,5 +30,6 @@ mod ring;
 mod silent_connections;
 mod sqlite;
 mod status;
+mod table_kills;
 mod tables;
 mod tables_example;

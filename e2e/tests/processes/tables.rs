@@ -1,31 +1,24 @@
-//! Tables: what was acknowledged is there after failovers, conditions are judged rightly, and the log stays within its memory while
-//! many times its size is written.
+//! Tables without faults: the log stays within its memory while many times its size is written, a full table says so, and the
+//! other kind of group is refused at both ends.
 //!
-//! Several apps change keys while processes are killed under them. Segments are of 64 KiB and the memory is the least that a table
-//! may have, so that the cleaner is nearly always at work.
+//! Segments are of 64 KiB and the memory is the least that a table may have, so that the cleaner is nearly always at work.
+//! [`table_kills`](super::table_kills) kills what a table runs on.
 
 use std::process::Command;
-use std::sync::Arc;
 
-use rustix::process::Signal;
 use serde_json::Value;
 use tailwind_client::blocking::Table;
 use tailwind_client::{Apply, Error, Options, Revision};
-use tailwind_e2e::context::{TestContext, note, rounds};
+use tailwind_e2e::context::TestContext;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::process::run_to_end;
-use tailwind_e2e::processes::races::Races;
-use tailwind_e2e::processes::steps::{OUTAGE, UNACKNOWLEDGED, wait_for_standby};
-use tailwind_e2e::processes::table_app::{Content, TableApp, read_table, table};
+use tailwind_e2e::processes::steps::{OUTAGE, wait_for_standby};
+use tailwind_e2e::processes::table_app::{read_table, table};
 
 use crate::tables_example::{change, look};
 
-/// Apps at once.
-const APPS: u64 = 4;
 /// The least memory of a table with segments of 64 KiB.
-const MEMORY: u64 = 1 << 20;
-/// Before the next fault, each app has so many requests acknowledged.
-const REQUESTS: u64 = 150;
+pub(super) const MEMORY: u64 = 1 << 20;
 
 pub(super) fn with_table(setup: Setup, keys: &str) -> Setup {
     let mut setup = setup;
@@ -34,193 +27,12 @@ pub(super) fn with_table(setup: Setup, keys: &str) -> Setup {
 }
 
 /// What a sidecar says of its table.
-fn told(group: &Group, index: usize) -> Value {
+pub(super) fn told(group: &Group, index: usize) -> Value {
     group.status(index)["table"].clone()
 }
 
-fn number(value: &Value, field: &str) -> u64 {
+pub(super) fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_default()
-}
-
-/// A group that keeps a table, and the apps that change it.
-struct Fixture {
-    group: Group,
-    apps: Vec<TableApp>,
-    races: Arc<Races>,
-    // Dropped last: the test's turn ends then.
-    test: TestContext,
-}
-
-impl Fixture {
-    fn start(fabric: &str) -> Fixture {
-        let mut test = TestContext::start();
-        let setup = with_table(test.setup_with_default_timeouts(fabric).unwrap(), "1000");
-        let group = test.start_group(setup).unwrap();
-        let races = Arc::new(Races::default());
-        let seed = test.random.next();
-        let start = |number| TableApp::start(group.observer().clone(), number, seed, Arc::clone(&races));
-        let apps = (0..APPS).map(start).collect();
-        Fixture { group, apps, races, test }
-    }
-
-    /// Each app has so many more requests acknowledged.
-    fn go_on(&mut self, requests: u64) {
-        for app in &mut self.apps {
-            app.wait_for(requests).unwrap_or_else(|error| panic!("{error:#}\n{}", self.group.last_lines(25)));
-        }
-    }
-
-    /// The primary has cleaned something in this term, and is at it.
-    fn wait_until_it_cleans(&mut self) {
-        let cleaned = |group: &Group| {
-            let primary = group.primary()?;
-            group.metric::<u64>(Process::Sidecar(primary), "tailwind_table_cleaned_segments_total")
-        };
-        let before = self.group.wait_for("a primary", cleaned).unwrap();
-        self.group
-            .wait("the cleaner to trim a segment", |group| cleaned(group).is_some_and(|now| now > before))
-            .unwrap();
-    }
-
-    fn kill_the_primary(&mut self) {
-        let victim = self.group.wait_for_primary().unwrap();
-        self.group.kill_sidecar(victim).unwrap();
-        self.go_on(REQUESTS);
-        self.group.start_sidecar(victim).unwrap();
-        let primary = self.group.wait_for_primary().unwrap();
-        assert_ne!(primary, victim);
-        wait_for_standby(&self.group, victim, primary).unwrap();
-    }
-
-    fn kill_a_backup(&mut self) {
-        let members = self.group.wait_for_full_set().unwrap();
-        let victim = members[self.test.random.below(members.len() as u64) as usize];
-        self.group.kill_backup(victim).unwrap();
-        self.go_on(REQUESTS);
-        self.group.start_backup(victim).unwrap();
-    }
-
-    /// Every key has what was acknowledged last, at every sidecar; nothing is there that should not be.
-    fn end(self) {
-        let Fixture { group, apps, races, test: _test } = self;
-        let moved =
-            |group: &Group| group.metric(Process::Sidecar(group.primary()?), "tailwind_table_moved_bytes_total");
-        group.wait("the cleaner to move something", |group| moved(group).is_some_and(|bytes: u64| bytes > 0)).unwrap();
-        let bytes: u64 = apps.iter().map(TableApp::bytes).sum();
-        let ends: Vec<_> = apps.into_iter().map(|app| app.finish().unwrap()).collect();
-        let last = ends.iter().map(|end| end.last).max().unwrap();
-        let (mismatches, missed): (u64, u64) =
-            ends.iter().fold((0, 0), |sums, end| (sums.0 + end.mismatches, sums.1 + end.missed));
-        let content: Content = ends.into_iter().flat_map(|end| end.content).collect();
-        let mut raced = 0;
-        for index in 0..group.sidecars() {
-            let read = read_table(group.observer(), index, last).unwrap();
-            raced = races.check(|key| read.get(key).map(|(revision, _)| *revision)).unwrap();
-            let (ours, theirs): (Vec<_>, Vec<_>) = read.into_iter().partition(|(key, _)| key.starts_with(b"app"));
-            assert!(theirs.iter().all(|(key, _)| key.starts_with(b"raced/")), "{theirs:?}");
-            for (key, found) in &ours {
-                assert_eq!(content.get(key), Some(found), "key {} at sidecar{index}", key.escape_ascii());
-            }
-            assert_eq!(ours.len(), content.len(), "keys are missing at sidecar{index}");
-        }
-        assert!(mismatches > 0 && raced > 0, "{mismatches} mismatches, {raced} races won");
-        assert!(bytes > 4 * MEMORY, "{bytes} bytes were written: too few to say anything of cleaning");
-        let primary = group.wait_for_primary().unwrap();
-        group
-            .wait("the log to be within its memory", |group| {
-                let table = told(group, primary);
-                number(&table, "log_bytes") > 0 && number(&table, "log_bytes") <= MEMORY
-            })
-            .unwrap();
-        note(&format!(
-            "tables: {} KiB written, {mismatches} mismatches, {raced} races won, {missed} answers missed",
-            bytes >> 10
-        ));
-        group.check_logs(&[&OUTAGE[..], &[UNACKNOWLEDGED]].concat()).unwrap();
-    }
-}
-
-/// Also in the middle of cleaning.
-fn primaries_are_killed(fabric: &str) {
-    let mut fixture = Fixture::start(fabric);
-    for round in 0..rounds(8) {
-        fixture.go_on(REQUESTS);
-        if round % 2 == 1 {
-            fixture.wait_until_it_cleans();
-        }
-        fixture.kill_the_primary();
-    }
-    fixture.go_on(REQUESTS);
-    fixture.end();
-}
-
-fn backups_are_killed(fabric: &str) {
-    let mut fixture = Fixture::start(fabric);
-    for _ in 0..rounds(8) {
-        fixture.go_on(REQUESTS);
-        fixture.kill_a_backup();
-    }
-    fixture.go_on(REQUESTS);
-    fixture.end();
-}
-
-fn everything_is_killed(fabric: &str) {
-    let mut fixture = Fixture::start(fabric);
-    for round in 0..rounds(6) {
-        fixture.go_on(2 * REQUESTS);
-        match round % 3 {
-            0 => {
-                fixture.group.kill_all().unwrap();
-                fixture.group.start_all().unwrap();
-            }
-            1 => {
-                let old = Process::Sidecar(fixture.group.wait_for_primary().unwrap());
-                fixture.group.freeze(old).unwrap();
-                fixture
-                    .group
-                    .wait("another primary", |group| group.primary().is_some_and(|now| Process::Sidecar(now) != old))
-                    .unwrap();
-                fixture.group.signal(old, Signal::CONT).unwrap();
-            }
-            _ => fixture.kill_a_backup(),
-        }
-    }
-    fixture.go_on(REQUESTS);
-    fixture.end();
-}
-
-mod shm {
-    #[test]
-    fn primaries_are_killed() {
-        super::primaries_are_killed("shm");
-    }
-
-    #[test]
-    fn backups_are_killed() {
-        super::backups_are_killed("shm");
-    }
-
-    #[test]
-    fn everything_is_killed() {
-        super::everything_is_killed("shm");
-    }
-}
-
-mod tcp {
-    #[test]
-    fn primaries_are_killed() {
-        super::primaries_are_killed("tcp");
-    }
-
-    #[test]
-    fn backups_are_killed() {
-        super::backups_are_killed("tcp");
-    }
-
-    #[test]
-    fn everything_is_killed() {
-        super::everything_is_killed("tcp");
-    }
 }
 
 /// A table of one group, without faults.
@@ -246,7 +58,7 @@ fn a_tables_log_stays_within_its_memory() {
     let (_test, group) = group_with_table("1000");
     let (primary, mut table) = (group.wait_for_primary().unwrap(), connect(&group));
     let mut written = 0;
-    // A hundred keys, and of one of them no put but the first: it has to be moved for as long as the group lives.
+    // A hundred keys, and one that is put once: the cleaner moves it for as long as the group lives.
     let first = table.put(b"first", b"stays").unwrap();
     while written < 24 * MEMORY {
         for number in 0..100 {

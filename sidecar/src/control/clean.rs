@@ -1,8 +1,8 @@
-//! Carries out what the [`Cleaner`] of a table wants, for one term: fetches its oldest segments, offers their records to the append
-//! path, and trims what is cleaned.
+//! Carries out what the [`Cleaner`] of a table wants, for one term: fetches its oldest segments, offers their records to the
+//! append path, and trims what is cleaned.
 //!
-//! Started by [`lead`](super::roles) with the term, and ended with it. It learns of closed segments from the
-//! [log](super::log), and how far the table is from the append path's counters. In memory it has two segments, as the cleaner says
+//! Started by [`lead`](super::roles) with the term, and ended with it. It learns of closed segments from the [log](super::log),
+//! and how far the table is from the append path's counters. In memory it has two segments, as the cleaner says
 //! ([`FETCHED_MAX`](tailwind_protocol::table::cleaner::FETCHED_MAX)); each is a [`CleanedSegment`].
 
 mod segment;

@@ -1,8 +1,8 @@
 //! The index of a table, made from the recovered log before a term begins.
 //!
 //! Called by [`roles`](super::roles) between a promotion that is won and the term. The log is read as a client would read it: its
-//! closed segments come from the members, a few ahead, and each byte is verified. Meanwhile the sidecar is recovering: standbys
-//! hear its heartbeats, and a newer epoch in the config store ends it.
+//! closed segments come from the members, a few ahead, and each byte is verified. Until then the sidecar is
+//! recovering: standbys hear its heartbeats, and a newer epoch in the config store ends it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
