@@ -29,7 +29,7 @@ pub(crate) struct Local {
 enum Way {
     /// Until the sidecar's turn.
     Follow,
-    /// After that, in whatever role: a follow would end at once.
+    /// After that, in any role: a follow would end at once.
     Tail,
 }
 

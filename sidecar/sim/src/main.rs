@@ -47,7 +47,7 @@ struct Args {
     /// Durability of every group, whatever its seed draws
     #[arg(long, value_name = "memory|battery|flushed")]
     durability: Option<Durability>,
-    /// What every group keeps, whatever its seed draws
+    /// What every group keeps, instead of what its seed draws
     #[arg(long, value_name = "log|table", value_parser = kind)]
     kind: Option<Kind>,
 }

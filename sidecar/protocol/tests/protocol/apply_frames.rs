@@ -40,7 +40,7 @@ fn frame(operations: &[Operation<'_>]) -> Vec<u8> {
     request_bytes(7, &Request::Apply(Operations::new(operations.len() as u16, &bytes).unwrap()))
 }
 
-/// The frame of these bytes of operations, whatever they are.
+/// The frame of these bytes of operations, which may be malformed.
 fn raw_frame(count: u16, operations: &[u8]) -> Vec<u8> {
     let mut frame = (operations.len() as u32 + 8).to_le_bytes().to_vec();
     frame.extend([12, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);

@@ -472,7 +472,7 @@ fn word_that_cannot_be_true_is_silence() {
 }
 
 #[test]
-fn member_that_gives_its_word_when_it_is_to_be_repaired_is_left_out() {
+fn member_that_gives_its_word_when_to_be_repaired_is_left_out() {
     let mut fixture = Fixture::fencing(3, 2, None);
     (1..=3).for_each(|number| drop(fixture.fenced(sound(number, 15)).to_vec()));
     let (epoch, task) = fixture.out.iter().find_map(Output::task).expect("there is something to repair");

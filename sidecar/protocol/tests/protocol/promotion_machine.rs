@@ -321,7 +321,7 @@ fn unfit_member_counts_if_the_others_lack_a_segment() {
 
 /// The answers to a survey have one page. What is missing is far apart, and is looked for piece by piece.
 #[test]
-fn segments_that_no_member_has_are_searched_for_one_after_the_other() {
+fn segments_that_no_member_has_are_searched_for_one_by_one() {
     const LAST: u64 = 9000;
     let missing = [3, 7000];
     let mut fixture = Fixture::start(100);
