@@ -130,7 +130,7 @@ hunts! {
     move_without_recheck MoveWithoutRecheck after 6;
     move_renews_revision MoveRenewsRevision after 14;
     trim_before_moved TrimBeforeMoved after 79;
-    drops_unacked DropsUnacked after 1918;
+    drops_unacked DropsUnacked after 846;
     fold_ignores_deletes FoldIgnoresDeletes after 2;
     mismatch_tells_unacked MismatchTellsUnacked after 1;
     mismatch_without_barrier MismatchWithoutBarrier after 214;
