@@ -1,8 +1,7 @@
 //! What a sidecar does whose options say another kind of group than its config store: it takes no part, and says so.
 //!
 //! Entered by [`roles`](super) when a standby or a promotion finds such a configuration; [`read_only`](super::read_only) says the
-//! same. A log led as a table, or the other way
-//! round, would take requests that its records do not fit.
+//! same. A log led as a table, or the other way round, would take requests that its records do not fit.
 
 use std::time::Duration;
 
