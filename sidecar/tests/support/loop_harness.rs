@@ -544,6 +544,14 @@ impl Client {
     }
 }
 
+/// A dead client is gone at once. Without this its socket stays open for as long as a process that another test is
+/// just starting still has a copy of it.
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
 /// How an acknowledgement looks in [`Client::heard`].
 pub fn ack(lsn: u64) -> String {
     format!("{:?}", Response::Ack { lsn })
