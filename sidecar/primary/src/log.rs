@@ -32,8 +32,9 @@ pub struct Moment {
 
 /// Is told what a turn brings. `A` names an append, and `Q` a question or a sync.
 pub trait Listener<A, Q> {
-    /// Everything up to `last`, the last record of this append, is at every member that acks need.
-    fn acknowledged(&mut self, append: A, last: Lsn);
+    /// Everything up to `last`, the last record of this append, is at every member that acks need. `None`: the append was the
+    /// cleaner's moves, for which nobody waits.
+    fn acknowledged(&mut self, append: Option<A>, last: Lsn);
     /// This was the primary after the question came.
     fn proved(&mut self, question: Q, proof: Proof);
     /// Everything up to here is on its way to every member that acks need.
@@ -229,10 +230,10 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         let (mut acked, mut awaited) = (None, Lsn(0));
         while let Some(WaitingAppend { placed, append }) = self.waits.pop_acknowledged(reached) {
             acked = Some((placed.last, placed.end));
-            if let Some(append) = append {
+            if append.is_some() {
                 awaited = placed.last;
-                listener.acknowledged(append, placed.last);
             }
+            listener.acknowledged(append, placed.last);
         }
         let (last, end) = acked?;
         self.acked = (last, end);

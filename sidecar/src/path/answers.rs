@@ -90,8 +90,9 @@ pub(super) struct ProvedTrim {
 }
 
 impl Listener<AppendId, Asker> for Answers<'_> {
-    fn acknowledged(&mut self, append: AppendId, last: Lsn) {
+    fn acknowledged(&mut self, append: Option<AppendId>, last: Lsn) {
         self.counters.acked.store(last.0, Ordering::Release);
+        let Some(append) = append else { return };
         if let Some(client) = self.clients.get(append.slot, append.client) {
             client.outbox.settle(AnswerKind::Append, append.request, &Response::Ack { lsn: last.0 });
         }

@@ -118,12 +118,17 @@ impl Channel<Plain> for Link {
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     pub(super) acks: Vec<(u32, Lsn)>,
+    /// Acks of moves.
+    pub(super) moves: Vec<Lsn>,
     pub(super) proofs: Vec<(&'static str, Proof)>,
 }
 
 impl Listener<u32, &'static str> for Heard {
-    fn acknowledged(&mut self, append: u32, last: Lsn) {
-        self.acks.push((append, last));
+    fn acknowledged(&mut self, append: Option<u32>, last: Lsn) {
+        match append {
+            Some(append) => self.acks.push((append, last)),
+            None => self.moves.push(last),
+        }
     }
 
     fn proved(&mut self, question: &'static str, proof: Proof) {

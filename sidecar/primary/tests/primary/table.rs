@@ -62,6 +62,7 @@ impl Group {
         for _ in 0..3 {
             let heard = self.turn();
             all.acks.extend(heard.acks);
+            all.moves.extend(heard.moves);
             all.proofs.extend(heard.proofs);
             (0..self.links.len()).for_each(|member| self.complete(member));
             for output in self.carry_out() {
@@ -204,7 +205,7 @@ fn live_records_are_moved_and_keep_their_revisions() {
         "they are elsewhere"
     );
     let heard = group.settle();
-    assert!(heard.acks.is_empty(), "nobody waits for moves");
+    assert_eq!((heard.acks, heard.moves), (vec![], vec![Lsn(7)]), "no client waits for moves");
     assert_eq!(group.log.acked().0, Lsn(7));
     assert_eq!((group.revision("old"), group.revision("gone")), (Some(Lsn(1)), None));
     assert_eq!(group.revision("new"), Some(Lsn(5)));

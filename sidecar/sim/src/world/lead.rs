@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tailwind_primary::{Listener, Moment, PrimaryLog, Proof, Turned};
+use tailwind_primary::{Listener, Moment, PrimaryLog, Proof};
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
@@ -34,8 +34,8 @@ const SWAP_INTERVAL_MS: u64 = 100;
 /// Questions of an app that wait.
 const QUESTIONS_MAX: usize = 4;
 
-/// A primary's log. An append is named by how many records it has.
-pub(super) type Log = PrimaryLog<SimFabric, u64, Question>;
+/// A primary's log. Appends need no names: acks come in their order, and without a gap.
+pub(super) type Log = PrimaryLog<SimFabric, (), Question>;
 
 /// A primary.
 #[derive(Debug)]
@@ -82,16 +82,16 @@ pub(super) struct Question {
 /// What a turn tells the app, in its order.
 #[derive(Debug)]
 enum Told {
-    Acknowledged(u64, Lsn),
+    Acknowledged(Lsn),
     Proved(Question, Proof),
 }
 
 #[derive(Debug, Default)]
 struct Heard(Vec<Told>);
 
-impl Listener<u64, Question> for Heard {
-    fn acknowledged(&mut self, records: u64, last: Lsn) {
-        self.0.push(Told::Acknowledged(records, last));
+impl Listener<(), Question> for Heard {
+    fn acknowledged(&mut self, _: Option<()>, last: Lsn) {
+        self.0.push(Told::Acknowledged(last));
     }
 
     fn proved(&mut self, question: Question, proof: Proof) {
@@ -184,8 +184,8 @@ impl World {
             let moment = Moment { now: self.time(of), elapsed, ticks: std::mem::take(&mut ticks) };
             let mut heard = Heard::default();
             self.prepare_wire(lead);
-            let turned = lead.log.turn(moment, &mut heard);
-            self.tell_app(of, lead, heard, turned);
+            lead.log.turn(moment, &mut heard);
+            self.tell_app(of, lead, heard);
             self.judge_index(lead, false);
             self.send_posted(lead);
             self.count_failures(lead);
@@ -275,7 +275,7 @@ impl World {
         let Some(batch) = lead.backlog.front() else { return false };
         let size = append_size(batch.iter().map(|payload| payload.len()));
         let (count, before) = (batch.len() as u64, lead.machine().active());
-        let Some(placed) = lead.log.append(count, size, batch.iter().map(|payload| &payload[..])) else {
+        let Some(placed) = lead.log.append((), size, batch.iter().map(|payload| &payload[..])) else {
             return false;
         };
         let (first, end) = (Lsn(placed.last.0 + 1 - count), placed.end.offset);
@@ -300,35 +300,27 @@ impl World {
         }
     }
 
-    fn tell_app(&mut self, of: SidecarNo, lead: &mut Lead, heard: Heard, turned: Turned) {
-        let mut acked = None;
-        if let (Some(_), Some((last, _))) = (&lead.table, turned.acked) {
-            // With the moves, for which nobody waits.
-            let first = self.sidecars[of.0].app.acked.next();
-            acked = Some((first, last));
-            for lsn in (first.0..=last.0).map(Lsn) {
-                self.judge_ack(lead.epoch, lsn, lead.machine().config());
-            }
-            self.checks.table_acked(lead.epoch, last);
-        }
+    fn tell_app(&mut self, of: SidecarNo, lead: &mut Lead, heard: Heard) {
+        let first = self.sidecars[of.0].app.acked.next();
         for told in heard.0 {
             match told {
-                Told::Acknowledged(..) if lead.table.is_some() => {}
-                Told::Acknowledged(records, last) => {
-                    let first = Lsn(last.0 + 1 - records);
-                    let (start, _) = acked.unwrap_or((first, last));
-                    acked = Some((start, last));
-                    for lsn in first.0..=last.0 {
-                        self.judge_ack(lead.epoch, Lsn(lsn), lead.machine().config());
+                Told::Acknowledged(last) => {
+                    let next = self.sidecars[of.0].app.acked.next();
+                    for lsn in (next.0..=last.0).map(Lsn) {
+                        self.judge_ack(lead.epoch, lsn, lead.machine().config());
+                    }
+                    self.sidecars[of.0].app.acked = last;
+                    if lead.table.is_some() {
+                        self.checks.table_acked(lead.epoch, last);
                     }
                 }
                 Told::Proved(question, proof) => self.judge_proof(of, lead, question, proof),
             }
         }
-        if let Some((first, last)) = acked {
+        let last = self.sidecars[of.0].app.acked;
+        if last >= first {
             self.acked_now();
             self.checks.acked_by(self.queue.now(), last);
-            self.sidecars[of.0].app.acked = last;
             let (name, end) = (&self.sidecars[of.0].name, lead.machine().acked());
             trace!(self, "{name} acknowledges {} up to {end}", records(first, last));
         }

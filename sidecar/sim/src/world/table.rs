@@ -175,7 +175,7 @@ impl World {
         let (count, epoch) = (apply.write_count(), lead.epoch);
         let size = apply.size(SIZE, |_| 0).expect("an app's request has room in a segment");
         let before = lead.log.primary().active();
-        let placed = match lead.log.apply(u64::from(count), &apply) {
+        let placed = match lead.log.apply((), &apply) {
             Err(Unapplied::Later) => {
                 self.tally.waits += 1;
                 return false;
