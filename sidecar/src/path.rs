@@ -322,6 +322,7 @@ impl AppendLoop {
             Command::Describe(reply) => drop(reply.send(self.describe())),
             Command::End => self.end(),
             Command::Move(epoch, batch, reply) => self.on_move(epoch, batch, reply),
+            Command::SyncTable(epoch) => self.sync_table(epoch),
             Command::TrimTable(epoch, below) => self.trim_table(epoch, below, now),
             Command::Input(epoch, input) => self.state.in_term(epoch, |log| log.step(now, input)),
             Command::Prepared(identity, fresh, shared) => {

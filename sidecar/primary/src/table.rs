@@ -171,6 +171,19 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         Some(Moved { judged, moved, bytes: size as u64, appended: self.last_appended() })
     }
 
+    /// Everything that has been appended is to be on disk at every member; [`PrimaryLog::settled`] tells.
+    pub fn sync_table(&mut self) {
+        if !planted::has(Bug::TrimBeforeSynced) {
+            self.sync_appended();
+        }
+    }
+
+    /// Up to this record, a trim may rest on what has replaced the records that it takes: all is acknowledged, and on disk at every
+    /// member.
+    pub fn settled(&self) -> Lsn {
+        if planted::has(Bug::TrimBeforeSynced) { self.acked.0 } else { self.primary.synced() }
+    }
+
     /// A question that is answered once it is proved that this was primary after it came, and everything is acknowledged that was
     /// appended before it. It needs the room that [`PrimaryLog::may_ask_behind`] tells of.
     ///

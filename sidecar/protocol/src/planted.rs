@@ -36,6 +36,7 @@ impl Bug {
                 | Bug::MoveRenewsRevision
                 | Bug::TrimBeforeMoved
                 | Bug::DropsUnacked
+                | Bug::TrimBeforeSynced
                 | Bug::TrimWithoutGrace
                 | Bug::FoldIgnoresDeletes
                 | Bug::MismatchTellsUnacked
@@ -164,6 +165,8 @@ bugs! {
     /// Table: a cleaned segment is trimmed once what was moved out of it is acknowledged, even if what has replaced its other
     /// records is not. Breaks S18.
     DropsUnacked = "drops-unacked",
+    /// Table: a cleaned segment is trimmed once what was moved out of it is acknowledged, on disk or not. Breaks S18.
+    TrimBeforeSynced = "trim-before-synced",
     /// Table: a cleaned segment is trimmed at once when no mirror names its records any more. Breaks S19.
     TrimWithoutGrace = "trim-without-grace",
     /// Table: a fold of the log ignores deletes. Breaks S18.

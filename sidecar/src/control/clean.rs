@@ -104,9 +104,9 @@ impl Executor {
             self.step(Input::Closed(records(&closed)));
         }
         let counters = &self.context.shared;
-        let acked = Lsn(counters.acked.load(Ordering::Acquire));
+        let synced = Lsn(counters.settled.load(Ordering::Acquire));
         let live_bytes = counters.live_bytes.load(Ordering::Relaxed);
-        self.step(Input::Progress(Progress { acked, published: None, live_bytes }));
+        self.step(Input::Progress(Progress { synced, published: None, live_bytes }));
     }
 
     fn step(&mut self, input: Input) {
@@ -129,6 +129,7 @@ impl Executor {
             Output::Fetch(segment) => self.fetch(segment),
             Output::Move(segment, from) => self.offer(segment, from),
             Output::Forget(segment) => self.held.retain(|held| held.segment() != segment),
+            Output::Sync => self.context.path.send(Command::SyncTable(self.epoch)),
             Output::Trim(below) => {
                 tracing::debug!(%below, "cleaned");
                 self.context.path.send(Command::TrimTable(self.epoch, below));

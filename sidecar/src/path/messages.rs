@@ -35,6 +35,8 @@ pub enum Command {
     /// Judge these records of a table's oldest segment in the term of this epoch, and append again what is live. Nobody hears of it
     /// if that term is over.
     Move(Epoch, MoveBatch, oneshot::Sender<Moved>),
+    /// What has been appended to the table that is led in this epoch is to be on disk at every member.
+    SyncTable(Epoch),
     /// The log of the table that is led in this epoch is to begin with this record.
     TrimTable(Epoch, Lsn),
     /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
@@ -188,6 +190,8 @@ pub struct Counters {
     pub rings: AtomicU64,
     /// Bytes of closed segments that were copied to members from here.
     pub image_bytes: AtomicU64,
+    /// Of a table: everything up to this record is on disk at every member, so a trim may rest on it.
+    pub settled: AtomicU64,
     /// Bytes of a table's live records, by what was appended.
     pub live_bytes: AtomicU64,
     /// Bytes of log that a table's cleaner has had appended again.

@@ -70,6 +70,13 @@ impl AppendLoop {
         }
     }
 
+    /// What has been appended is to be on disk at every member, so that the cleaner can trim.
+    pub(super) fn sync_table(&mut self, epoch: Epoch) {
+        if let Some(leading) = self.leading_in(epoch) {
+            leading.log.sync_table();
+        }
+    }
+
     /// The log of a table is to begin with this record: everything before it has been cleaned, and is acknowledged.
     pub(super) fn trim_table(&mut self, epoch: Epoch, below: Lsn, now: Time) {
         let counters = Arc::clone(&self.counters);
@@ -104,10 +111,10 @@ impl Leading {
         true
     }
 
-    /// Tells how far a table is, to the cleaner and to readers: nobody but them waits for moves.
+    /// Tells the cleaner how far the table is.
     pub(super) fn publish_table(&self, counters: &Counters) {
         if let Some(table) = self.log.table() {
-            counters.acked.store(self.log.acked().0.0, Ordering::Release);
+            counters.settled.store(self.log.settled().0, Ordering::Release);
             counters.live_bytes.store(table.index().live_bytes(), Ordering::Relaxed);
         }
     }

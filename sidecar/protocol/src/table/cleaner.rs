@@ -7,13 +7,15 @@
 //! ```text
 //! Idle ──the oldest closed segment is due──▶ Fetching ──▶ Moving, batch by batch
 //!   ──all judged──▶ the segment settles, and Idle or Fetching continues:
-//!        all that was appended by then is acknowledged, and published at every mirror ──GRACE──▶ Trim
+//!        all that was appended by then is on disk at every member, and published at every mirror ──GRACE──▶ Trim
 //!        (without mirrors there is nobody to wait for, and no GRACE)
 //! ```
 //!
 //! Why the trim loses nothing (S18): a record in the segment was moved, and the move is acknowledged, or it was not its key's
 //! last one. Then what replaced it, or deleted its key, was appended before it was judged, and *that* is acknowledged: to wait
-//! for the moves alone would be too little. A later primary would not have the delete, and no longer the record.
+//! for the moves alone would be too little. A later primary would not have the delete, and no longer the record. And all of it
+//! is on the members' disks, in any durability: a trim takes the record from there too, and a log that is recovered from disk
+//! would have neither place.
 
 use std::collections::VecDeque;
 
@@ -45,8 +47,8 @@ pub struct SegmentRecords {
 /// How far the table is; each may be told at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Progress {
-    /// Everything up to this record is acknowledged.
-    pub acked: Lsn,
+    /// Everything up to this record is acknowledged, and on disk at every member.
+    pub synced: Lsn,
     /// Every mirror that is written to, filled or filling, shows what is acknowledged up to this record. `None`: there is none.
     pub published: Option<Lsn>,
     /// Bytes of live records, by the appended view.
@@ -81,7 +83,7 @@ pub enum Input {
     Tick,
 }
 
-/// What a cleaner wants done. Each but the last two has one answer.
+/// What a cleaner wants done. The first two have one answer each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Fetch this closed segment from any member, and verify it.
@@ -91,6 +93,8 @@ pub enum Output {
     Move(SegmentId, Lsn),
     /// Its bytes may go: all of it is judged, or it is not cleaned after all.
     Forget(SegmentId),
+    /// All that has been appended by now is to be on disk at every member; [`Input::Progress`] tells when it is.
+    Sync,
     /// The log is to begin with this record.
     Trim(Lsn),
 }
@@ -112,7 +116,7 @@ pub enum Doing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Settling {
     last: Lsn,
-    /// It may go when this record is acknowledged and published.
+    /// It may go when this record is on disk at every member and published.
     until: Lsn,
     /// Since when it is.
     since: Option<Time>,
@@ -140,7 +144,7 @@ pub struct Cleaner {
     uncleaned: VecDeque<SegmentRecords>,
     /// Of the first of them, as they are fetched; at most [`FETCHED_MAX`].
     held: VecDeque<Held>,
-    /// The first record of the oldest segment that is not judged, and what has to be acknowledged for those that are.
+    /// The first record of the oldest segment that is not judged, and what has to be synced for those that are.
     next: Lsn,
     until: Lsn,
     settling: VecDeque<Settling>,
@@ -252,13 +256,16 @@ impl Cleaner {
             self.settling.push_back(Settling { last: oldest.last, until: self.until, since: None });
             self.next = Lsn(0);
             out.push(Output::Forget(segment));
+            if self.until > self.progress.synced {
+                out.push(Output::Sync);
+            }
         }
     }
 
     /// Trims what has settled long enough: in order, since a log loses its beginning only.
     fn settle(&mut self, now: Time, out: &mut Vec<Output>) {
-        let Progress { acked, published, .. } = self.progress;
-        let reached = published.map_or(acked, |published| published.min(acked));
+        let Progress { synced, published, .. } = self.progress;
+        let reached = published.map_or(synced, |published| published.min(synced));
         for settling in self.settling.iter_mut().filter(|settling| settling.since.is_none()) {
             if settling.until <= reached || planted::has(Bug::TrimBeforeMoved) {
                 settling.since = Some(now);

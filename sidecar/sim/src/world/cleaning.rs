@@ -94,8 +94,8 @@ impl World {
         }
         self.with_lead(of, |world, lead| {
             let Some(table) = lead.log.table() else { return };
-            let (acked, live_bytes) = (lead.log.acked().0, table.index().live_bytes());
-            world.cleaner_input(of, lead, Input::Progress(Progress { acked, published: None, live_bytes }));
+            let (synced, live_bytes) = (lead.log.settled(), table.index().live_bytes());
+            world.cleaner_input(of, lead, Input::Progress(Progress { synced, published: None, live_bytes }));
             world.cleaner_input(of, lead, Input::Tick);
             let wanted = lead.table.as_mut().map(|table| std::mem::take(&mut table.cleaning.wanted));
             for output in wanted.into_iter().flatten() {
@@ -136,6 +136,7 @@ impl World {
                 }
             }
             Output::Forget(segment) => drop(table.cleaning.fetched.remove(&segment)),
+            Output::Sync => lead.log.sync_table(),
             Output::Trim(below) => {
                 trace!(self, "{name} has cleaned the log below {below}");
                 self.tally.cleaned += 1;

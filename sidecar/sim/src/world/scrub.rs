@@ -1,7 +1,7 @@
 //! Scrub and repair: each backup reads its own closed copies, primaries ask what is corrupt; and whether all of it is
 //! mended in the end.
 //!
-//! In worlds where closed copies rot. The reads are the production ones ([`tailwind_backup::scrub`]); so many that in calm
+//! In worlds where copies rot. The reads are the production ones ([`tailwind_backup::scrub`]); so many that in calm
 //! times every copy is read within seconds.
 
 use tailwind_backup::{is_rot, scrub};
@@ -62,7 +62,8 @@ impl World {
     /// A primary asks its members what is corrupt there.
     pub(super) fn ask_for_damage(&mut self, of: SidecarNo) {
         let now = self.queue.now();
-        let asks = self.plan.has(Fault::ClosedBitFlip);
+        // An open buffer that has rotted is found corrupt when it is closed.
+        let asks = self.plan.has(Fault::ClosedBitFlip) || self.plan.has(Fault::OpenBitFlip);
         self.with_lead(of, |world, lead| {
             if !asks || now < lead.asked + ASK {
                 return;

@@ -99,6 +99,7 @@ pub(super) async fn lead(
     };
     let (table, unkeyed) = table.map_or((None, None), |Rebuilt { table, unkeyed }| (Some(table), unkeyed));
     if let Some(table) = &table {
+        context.shared.settled.store(primary.synced().0, Ordering::Release);
         context.shared.live_bytes.store(table.index().live_bytes(), Ordering::Relaxed);
     }
     let bounds = table.as_ref().map(|table| *table.bounds());

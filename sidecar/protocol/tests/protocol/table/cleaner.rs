@@ -40,7 +40,7 @@ impl Fixture {
     fn with(count: u64, live_bytes: u64, stop: Option<SegmentId>) -> (Fixture, Vec<Output>) {
         let cleaner = Cleaner::new(bounds(), (1..=count).map(closed), stop);
         // A mirror shows everything.
-        let progress = Progress { acked: Lsn(2000), published: Some(Lsn(2000)), live_bytes };
+        let progress = Progress { synced: Lsn(2000), published: Some(Lsn(2000)), live_bytes };
         let mut fixture = Fixture { cleaner, now: Time(0), progress };
         let out = fixture.step(Input::Progress(progress));
         (fixture, out)
@@ -56,8 +56,8 @@ impl Fixture {
         self.step(Input::Moved { segment, next: Lsn(next), moved, appended: Lsn(appended) })
     }
 
-    fn acked(&mut self, acked: u64, published: Option<u64>) -> Vec<Output> {
-        self.progress = Progress { acked: Lsn(acked), published: published.map(Lsn), ..self.progress };
+    fn synced(&mut self, synced: u64, published: Option<u64>) -> Vec<Output> {
+        self.progress = Progress { synced: Lsn(synced), published: published.map(Lsn), ..self.progress };
         self.step(Input::Progress(self.progress))
     }
 
@@ -70,7 +70,7 @@ impl Fixture {
     fn judged(live: u64, moved: u32, appended: u64) -> Fixture {
         let (mut fixture, _) = Fixture::new(10, live);
         fixture.step(Input::Fetched(S1));
-        assert_eq!(fixture.moved(S1, 200, moved, appended), [Output::Forget(S1)]);
+        assert_eq!(fixture.moved(S1, 200, moved, appended), [Output::Forget(S1), Output::Sync]);
         assert_eq!(fixture.cleaner.settling(), 1);
         fixture
     }
@@ -138,12 +138,12 @@ fn an_empty_segment_is_trimmed_too() {
 }
 
 #[test]
-fn a_segment_goes_after_moves_are_acked_and_readers_are_gone() {
+fn a_segment_goes_once_moves_are_synced_and_readers_are_gone() {
     let mut fixture = Fixture::judged(LIVE, 5, 2005);
-    assert_eq!(fixture.after(10_000), [], "record 2005 is not acknowledged");
-    assert_eq!(fixture.acked(2004, None), []);
+    assert_eq!(fixture.after(10_000), [], "record 2005 is not on every disk");
+    assert_eq!(fixture.synced(2004, None), []);
     assert_eq!(fixture.after(10_000), []);
-    assert_eq!(fixture.acked(2005, None), []);
+    assert_eq!(fixture.synced(2005, None), []);
     assert_eq!(fixture.after(GRACE_MS - 1), []);
     assert_eq!(fixture.after(1), [Output::Trim(Lsn(200))]);
     assert_eq!((fixture.after(10_000), fixture.cleaner.settling()), (vec![], 0));
@@ -151,7 +151,7 @@ fn a_segment_goes_after_moves_are_acked_and_readers_are_gone() {
 
 /// Nobody reads what a mirror has named.
 #[test]
-fn without_mirrors_a_segment_goes_once_moves_are_acked() {
+fn without_mirrors_a_segment_goes_once_moves_are_synced() {
     let mut cleaner = Cleaner::new(bounds(), (1..=10).map(closed), None);
     let mut out = Vec::new();
     let mut step = |now, input| {
@@ -159,11 +159,11 @@ fn without_mirrors_a_segment_goes_once_moves_are_acked() {
         cleaner.step(Time(now), input, &mut out);
         out.clone()
     };
-    let progress = |acked| Input::Progress(Progress { acked: Lsn(acked), published: None, live_bytes: LIVE });
+    let progress = |synced| Input::Progress(Progress { synced: Lsn(synced), published: None, live_bytes: LIVE });
     assert_eq!(step(0, progress(2000)), [Output::Fetch(S1)]);
     step(0, Input::Fetched(S1));
     let moved = Input::Moved { segment: S1, next: Lsn(200), moved: 5, appended: Lsn(2005) };
-    assert_eq!(step(0, moved), [Output::Forget(S1)]);
+    assert_eq!(step(0, moved), [Output::Forget(S1), Output::Sync]);
     assert_eq!(step(GRACE_MS, progress(2004)), []);
     assert_eq!(step(GRACE_MS, progress(2005)), [Output::Trim(Lsn(200))]);
 }
@@ -171,18 +171,18 @@ fn without_mirrors_a_segment_goes_once_moves_are_acked() {
 #[test]
 fn a_segment_waits_for_every_mirror() {
     let mut fixture = Fixture::judged(LIVE, 5, 2050);
-    assert_eq!(fixture.acked(2100, Some(2049)), []);
+    assert_eq!(fixture.synced(2100, Some(2049)), []);
     fixture.judge_nothing_until(GRACE_MS * 3);
-    assert_eq!(fixture.acked(2100, Some(2050)), []);
+    assert_eq!(fixture.synced(2100, Some(2050)), []);
     assert_eq!(fixture.after(GRACE_MS), [Output::Trim(Lsn(200))]);
 }
 
 #[test]
 fn what_replaced_a_dropped_record_is_waited_for() {
-    // Nothing was moved: the keys were put again by record 2010, which is not acknowledged.
+    // Nothing was moved: the keys were put again by record 2010, which is not on every disk.
     let mut fixture = Fixture::judged(LIVE, 0, 2010);
     fixture.judge_nothing_until(GRACE_MS * 3);
-    assert_eq!(fixture.acked(2010, None), []);
+    assert_eq!(fixture.synced(2010, None), []);
     assert_eq!(fixture.after(GRACE_MS), [Output::Trim(Lsn(200))]);
 }
 
@@ -196,10 +196,10 @@ fn several_segments_settle_and_go_together() {
     assert_eq!(out, [Output::Forget(S1), Output::Fetch(S3), Output::Move(S2, Lsn(200))]);
     fixture.moved(S2, 300, 1, 2001);
     assert_eq!((fixture.cleaner.settling(), fixture.cleaner.doing()), (2, Doing::Fetching(S3)));
-    assert_eq!(fixture.after(GRACE_MS), [Output::Trim(Lsn(200))], "the second is not acknowledged");
+    assert_eq!(fixture.after(GRACE_MS), [Output::Trim(Lsn(200))], "the second is not on every disk");
     fixture.step(Input::Fetched(S3));
     fixture.moved(S3, 400, 0, 2001);
-    fixture.acked(2001, None);
+    fixture.synced(2001, None);
     assert_eq!(fixture.after(GRACE_MS), [Output::Trim(Lsn(400))]);
 }
 

@@ -200,7 +200,7 @@ impl World {
         for output in out {
             match output {
                 Output::Trim(below) => self.trim(below.0)?,
-                Output::Forget(_) => {}
+                Output::Forget(_) | Output::Sync => {}
                 Output::Fetch(_) | Output::Move(..) => self.pending.push(output),
             }
         }
@@ -208,8 +208,9 @@ impl World {
     }
 
     fn progress(&mut self) -> Result<(), String> {
-        let (acked, published) = (Lsn(self.log.acked), self.published.map(Lsn));
-        self.step(Input::Progress(Progress { acked, published, live_bytes: self.index.live_bytes() }))
+        // Here all that is acknowledged is on disk.
+        let (synced, published) = (Lsn(self.log.acked), self.published.map(Lsn));
+        self.step(Input::Progress(Progress { synced, published, live_bytes: self.index.live_bytes() }))
     }
 
     // ---- Requests -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ impl World {
             Output::Fetch(segment) if self.random.below(10) == 0 => self.step(Input::NotFetched(segment)),
             Output::Fetch(segment) => self.step(Input::Fetched(segment)),
             Output::Move(segment, from) => self.judge_moves(segment, from),
-            Output::Forget(_) | Output::Trim(_) => Ok(()),
+            Output::Forget(_) | Output::Sync | Output::Trim(_) => Ok(()),
         }
     }
 
