@@ -69,24 +69,28 @@ fn number(variable: &str) -> Option<u64> {
 
 fn clean(cases: u64) -> Result<(), String> {
     let first = number("TAILWIND_EXEC_SEED").unwrap_or(1);
-    each(first..first + cases, None)?.map_or(Ok(()), Err)
+    each(first..first + cases, None)?.map_or(Ok(()), |found| Err(format!("seed {}: {}", found.seed, found.told)))
+}
+
+/// What a case has found.
+struct Found {
+    seed: u64,
+    told: String,
 }
 
 /// Plays cases beside each other. What the first one has found that found anything; an error if the test itself fails.
-fn each(seeds: std::ops::Range<u64>, bug: Option<&str>) -> Result<Option<String>, String> {
-    let next = std::sync::atomic::AtomicU64::new(seeds.start);
+fn each(seeds: impl Iterator<Item = u64> + Send, bug: Option<&str>) -> Result<Option<Found>, String> {
+    let seeds = std::sync::Mutex::new(seeds);
     let failure = std::sync::Mutex::new(None);
     std::thread::scope(|scope| {
         for _ in 0..available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    if seed >= seeds.end || failure.lock().expect("no panic").is_some() {
-                        return;
-                    }
+                    let next = seeds.lock().expect("no panic").next();
+                    let Some(seed) = next.filter(|_| failure.lock().expect("no panic").is_none()) else { return };
                     let found = match case(seed, bug) {
                         Ok(None) => continue,
-                        Ok(Some(what)) => Ok(format!("seed {seed}: {what}")),
+                        Ok(Some(told)) => Ok(Found { seed, told }),
                         Err(why) => Err(format!("seed {seed}: {why}")),
                     };
                     failure.lock().expect("no panic").get_or_insert(found);
@@ -139,18 +143,43 @@ fn list_bugs() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Each bug is found within so many cases. Most are by the first few; a race between an answer and the call that continues
-/// takes some hundred, or a thousand.
+/// The case that found a bug when this was last looked at, where it is not among the first few.
+#[cfg(feature = "planted-bugs")]
+fn known(bug: &str) -> u64 {
+    match bug {
+        "seek-forgotten" => 128,
+        "close-forgotten" => 15,
+        "duplicate-forgotten" => 3,
+        "name-before-bytes" => 5,
+        "exchange-forgotten" => 2,
+        "map-forgotten" => 12,
+        "truncate-forgotten" => 27,
+        "trimmed-before-copied" => 9,
+        "overflow-ignored" => 174,
+        _ => 1,
+    }
+}
+
+/// Each bug is found within so many cases. The known one comes first, a few times, because races between processes are not the
+/// seed's alone. Then the search begins with the first case.
 #[cfg(feature = "planted-bugs")]
 fn planted_bugs(only: &[String]) -> Result<(), String> {
     const WITHIN: u64 = 3000;
+    const TRIES: usize = 4;
     let mut missed = Vec::new();
     let names = tailwind_exec::planted::Bug::ALL.iter().map(|bug| bug.name());
     for name in names.filter(|name| only.is_empty() || only.iter().any(|only| only == name)) {
-        match each(1..1 + WITHIN, Some(name))? {
-            None => missed.push(name),
-            Some(what) if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_some() => println!("{name}: {what}"),
-            Some(_) => {}
+        let known = known(name);
+        let began = std::time::Instant::now();
+        let found = each(std::iter::repeat_n(known, TRIES).chain(1..=WITHIN), Some(name))?;
+        let Some(Found { seed, told }) = found else {
+            missed.push(name);
+            continue;
+        };
+        let search = if seed == known { "" } else { " (not the known one)" };
+        println!("{name:<24} seed {seed:>4}{search}, after {:.1} s", began.elapsed().as_secs_f64());
+        if std::env::var_os("TAILWIND_EXEC_VERBOSE").is_some() {
+            println!("{told}");
         }
     }
     if missed.is_empty() { Ok(()) } else { Err(format!("not found within {WITHIN} cases: {}", missed.join(", "))) }
