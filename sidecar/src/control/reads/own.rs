@@ -159,7 +159,8 @@ impl OwnRead<'_, '_> {
             }
             Err(why) => {
                 self.check_term()?;
-                Err(unavailable(why))
+                let first = Lsn(self.context.shared.first.load(Ordering::Acquire));
+                Err(not_fetched(wanted.start, &closure, first, why))
             }
         }
     }
@@ -197,6 +198,15 @@ fn end_of_log(at_end: AtEnd, next: Lsn, acked: Lsn, epoch: Epoch) -> Option<End>
     }
 }
 
+/// How a read ends that wants `next` next, of a closed segment that no member has given. Members drop a segment once the log has
+/// been trimmed beyond it, so `first` was there before their answers.
+fn not_fetched(next: Lsn, closure: &Closure, first: Lsn, why: String) -> End {
+    if closure.last < first {
+        return End::Refused(ErrorCode::Trimmed, trimmed(next, first.0));
+    }
+    End::Refused(ErrorCode::Unavailable, why)
+}
+
 fn unreadable(identity: &SegmentIdentity, stop: Stop) -> End {
     let message = format!("segment {} cannot be read at {}: {}", identity.segment, stop.at.0, stop.why);
     End::Refused(ErrorCode::Unavailable, message)
@@ -204,7 +214,21 @@ fn unreadable(identity: &SegmentIdentity, stop: Stop) -> End {
 
 #[cfg(test)]
 mod tests {
+    use tailwind_protocol::ids::Offset;
+    use tailwind_protocol::layout::Chain;
+
     use super::*;
+
+    #[test]
+    fn a_segment_that_was_trimmed_while_it_was_fetched_is_trimmed() {
+        let closure = Closure { first: Lsn(10), last: Lsn(19), end: Offset(640), chain: Chain(0) };
+        let end = |first| match not_fetched(Lsn(12), &closure, Lsn(first), "not here".to_owned()) {
+            End::Refused(code, message) => (code, message),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(end(19), (ErrorCode::Unavailable, "not here".to_owned()), "record 19 is there still");
+        assert_eq!(end(20), (ErrorCode::Trimmed, trimmed(Lsn(12), 20)));
+    }
 
     #[test]
     fn a_read_ends_at_the_end_but_not_beyond() {
