@@ -10,6 +10,7 @@ pub mod names;
 pub mod pod_template;
 pub mod spec;
 pub mod status;
+pub mod table;
 pub mod view;
 
 #[cfg(feature = "rules")]
@@ -29,9 +30,10 @@ pub use spec::{
     UpdateStrategy, WhenRemoved,
 };
 pub use status::{
-    BackupState, BackupStatus, LogCut, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus, ReplicaGroupStatus,
-    Switchover, Transport,
+    BackupState, BackupStatus, LogCut, LogKind, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus,
+    ReplicaGroupStatus, Switchover, TableStatus, Transport,
 };
+pub use table::{Table, TableMemory};
 
 /// The definition as YAML, as it stands in `crds/replicagroups.yaml`.
 ///

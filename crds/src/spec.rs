@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pod_template::{PodTemplate, is_default};
 use crate::status::{ReplicaGroupStatus, Transport};
+use crate::table::Table;
 
 /// A log of records, replicated at memory speed into the memory of backup pods, for one stateful app.
 ///
@@ -56,6 +57,12 @@ use crate::status::{ReplicaGroupStatus, Transport};
         .message("podTemplate.spec.securityContext.runAsUser: with rdma.memlock Capability the backup runs as root; remove it, or choose memlock NodeLimit"),
     validation = Rule::new("!has(self.hibernate) || !self.hibernate || (self.durability == 'Flushed' && has(self.flushVolume) && has(self.flushVolume.claim))")
         .message("hibernate needs durability Flushed and flushVolume.claim: elsewhere the log ends with the last pod"),
+    validation = Rule::new("!has(self.table) || int(self.table.memory.substring(0, self.table.memory.size() - 2)) * (self.table.memory.endsWith('Gi') ? 1048576 : 1024) >= 16 * int(self.segmentSize.substring(0, self.segmentSize.size() - 2)) * (self.segmentSize.endsWith('Mi') ? 1024 : 1)")
+        .message("table.memory must be at least 16 segments: enlarge it, or choose a smaller segmentSize"),
+    validation = Rule::new("!has(self.table) || self.segmentSize != '64Ki' || int(self.table.memory.substring(0, self.table.memory.size() - 2)) * (self.table.memory.endsWith('Gi') ? 1024 : 1) <= 7936")
+        .message("table.memory must be at most 7936Mi with segmentSize 64Ki: choose a larger segmentSize"),
+    validation = Rule::new("has(self.table) == has(oldSelf.table)")
+        .message("table cannot be added or removed: make a new group, and copy the log or the table's keys into it"),
     validation = Rule::new("self.segmentSize == oldSelf.segmentSize")
         .message("segmentSize cannot be changed: make a new group and copy the log into it"),
     validation = Rule::new("self.durability == oldSelf.durability")
@@ -93,6 +100,11 @@ pub struct ReplicaGroupSpec {
     #[schemars(range(min = 6, max = 4096))]
     pub buffers: u32,
 
+    /// Keep a table, the last value of each key, in place of a log that the app trims. A group is made with one or without one: it
+    /// can be neither added nor removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<Table>,
+
     /// How bytes reach backups. Auto: Rdma where rdma is given, else Tcp. Rdma: one-sided RDMA writes; backups spend no CPU.
     /// Tcp: any network. Cannot be changed.
     #[serde(default)]
@@ -127,7 +139,8 @@ pub struct ReplicaGroupSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_resources: Option<ResourceRequirements>,
 
-    /// CPU and memory of the sidecar container in app pods. It needs twelve segments of memory at least.
+    /// CPU and memory of the sidecar container in app pods. It needs twelve segments of memory at least, and what a
+    /// table's keys take: 93 bytes for each that there may be, and two segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sidecar_resources: Option<ResourceRequirements>,
 

@@ -19,8 +19,8 @@ pub struct ReplicaGroupStatus {
     /// Why, in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase_reason: Option<String>,
-    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, LogFits, Fenced, Paused, Placeable, BackupsCurrent,
-    /// SidecarsCurrent.
+    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, LogFits, TableHasRoom, Fenced, Paused, Placeable,
+    /// BackupsCurrent, SidecarsCurrent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_owned()]))]
     pub conditions: Vec<Condition>,
@@ -54,6 +54,9 @@ pub struct ReplicaGroupStatus {
     /// How far the log was when the operator last wrote it down: once a minute while it moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
+    /// How full the table was when the operator last wrote it down: once a minute while it changes. Absent if the group keeps a log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableStatus>,
     /// The primary and the members. Written by the sidecars alone, by compare-and-swap: an edit by hand can lose
     /// records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,6 +156,25 @@ pub enum BackupState {
     Lost,
 }
 
+/// A table, as the primary's sidecar reports it. What it may have is by the size that this sidecar was started with: of a size that
+/// has grown in the spec since, its pod knows once it is recreated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TableStatus {
+    /// Keys that it has.
+    pub keys: u64,
+    /// Keys that it may have.
+    pub keys_max: u64,
+    /// Bytes that the last records of its keys take in the log.
+    pub live_bytes: u64,
+    /// Bytes that they may take: above, the table is full.
+    pub live_bytes_max: u64,
+    /// Bytes of the log's segments.
+    pub log_bytes: u64,
+    /// Bytes that these may have: the table's memory, in whole segments.
+    pub memory_bytes: u64,
+}
+
 /// A change of primary that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -169,6 +191,9 @@ pub struct Switchover {
 pub struct LogStatus {
     /// The log: 128 random bits in hexadecimal, drawn when the group was first started.
     pub id: String,
+    /// What the group keeps in it, since it was first started; absent if it is a log.
+    #[serde(default, skip_serializing_if = "LogKind::is_log")]
+    pub kind: LogKind,
     /// Raised at every change of primary.
     pub epoch: u64,
     /// 64 random bits in hexadecimal, drawn for the claim of this epoch.
@@ -189,6 +214,23 @@ pub struct LogStatus {
     pub primary: LogPrimary,
     /// The set: an acknowledgement needs every one of them.
     pub members: Vec<LogMember>,
+}
+
+/// What a group keeps in its log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum LogKind {
+    /// Records that the app trims.
+    #[default]
+    Log,
+    /// The last value of each key.
+    Table,
+}
+
+impl LogKind {
+    /// Whether the app trims it.
+    pub fn is_log(&self) -> bool {
+        *self == LogKind::Log
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]

@@ -76,6 +76,7 @@ pub struct SpecView {
     rdma: Option<IgnoredAny>,
     backups: Option<u8>,
     min_in_sync: Option<u8>,
+    table: Option<IgnoredAny>,
     reads: Lenient<Reads>,
     /// Nobody may append.
     pub fenced: bool,
@@ -102,6 +103,11 @@ impl SpecView {
     /// Copies needed to acknowledge appends.
     pub fn min_in_sync(&self) -> u8 {
         spec::min_in_sync(self.min_in_sync, self.backups())
+    }
+
+    /// Whether the group keeps a table. Its size is told by the sidecar's options, which came with the memory for it.
+    pub fn has_table(&self) -> bool {
+        self.table.is_some()
     }
 
     /// Whether pods that are not the app's may follow the log. A word that is not known here is a new restriction.
@@ -173,12 +179,14 @@ mod tests {
             json!({}),
             json!({"backups": 4, "rdma": {"resource": {"name": "rdma/hca"}}, "segmentSize": "64Ki"}),
             json!({"minInSync": 1, "transport": "Rdma", "durability": "Flushed", "reads": "Disabled"}),
+            json!({"table": {"memory": "2Gi"}}),
         ] {
             let typed: crate::ReplicaGroupSpec = serde_json::from_value(spec.clone()).unwrap_or_else(|e| panic!("{e}"));
             let view = view(&spec, &json!({})).spec;
             assert_eq!(view.transport(), Ok(typed.transport()));
             assert_eq!((view.backups(), view.min_in_sync()), (typed.backups, typed.min_in_sync()));
             assert_eq!(view.may_read(), typed.reads == Reads::Enabled);
+            assert_eq!(view.has_table(), typed.table.is_some());
             assert_eq!(view.durability, Lenient::Known(typed.durability));
             assert_eq!(view.segment_size, Lenient::Known(typed.segment_size));
         }

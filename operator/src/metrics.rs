@@ -90,7 +90,7 @@ struct ConditionLabels {
 }
 
 /// The conditions that say how a group is. The others say what was asked for, or what the operator does.
-const CONDITIONS: [&str; 5] = ["Ready", "Degraded", "FailoverSafe", "LogFits", "QuarantineEmpty"];
+const CONDITIONS: [&str; 6] = ["Ready", "Degraded", "FailoverSafe", "LogFits", "QuarantineEmpty", "TableHasRoom"];
 /// The status of a condition, and its label.
 const STATUSES: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("Unknown", "unknown")];
 

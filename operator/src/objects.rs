@@ -10,6 +10,7 @@ pub mod pod;
 pub(crate) mod roles;
 pub(crate) mod service;
 pub mod stored;
+pub(crate) mod table;
 
 use std::fmt;
 

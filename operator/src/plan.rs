@@ -3,7 +3,8 @@
 //! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_pod`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
 //! [`rollout`] (whether outdated ones are replaced now), [`certificates`], [`switchover`], [`candidate`] (which sidecar waits
-//! to become primary), [`phase`], [`answer`] and [`conditions`], [`readers`] (who reads the log, and how far), [`status`]. Each
+//! to become primary), [`phase`], [`answer`] and [`conditions`], [`readers`] (who reads the log, and how far), [`table`] (how full it
+//! is), [`status`]. Each
 //! decision is a type whose text is what people read. The examples are in `tests/plans`.
 
 mod action;
@@ -25,6 +26,7 @@ pub mod removal;
 mod rollout;
 pub(crate) mod status;
 mod switchover;
+mod table;
 mod trouble;
 mod validity;
 

@@ -90,10 +90,6 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         heartbeat_silence_ms > heartbeat_interval_ms.saturating_mul(2),
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
     );
-    ensure_usage!(
-        replica_group.is_none() || table.table.is_none(),
-        "--table: a ReplicaGroup cannot keep a table yet; only a group whose config store is a file (--config) can"
-    );
     // A reader finds the members in the config store.
     if replica_group.is_none() && !reader {
         check_backups(&backup, backups, min_in_sync)?;
@@ -120,6 +116,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             Store::File(file),
             Shape { durability, segment_size, fabric },
             DesiredState {
+                kind: None,
                 members: backups,
                 min_in_sync,
                 backups: backups_known,

@@ -36,7 +36,7 @@ fn samples_are_valid_groups() {
             groups += 1;
         }
     }
-    assert_eq!(groups, 9, "each sample has one group");
+    assert_eq!(groups, 10, "each sample has one group");
 }
 
 /// Markdown files that people read.

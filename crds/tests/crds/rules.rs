@@ -1,6 +1,7 @@
 //! The rules of a `ReplicaGroup`, as the API server checks them and as the operator does; and the committed definition.
 
 use serde_json::Value;
+use tailwind_crds::table::{KEYS_MAX, KEYS_MIN, memory_bounds};
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
 fn group(spec: &str) -> ReplicaGroup {
@@ -27,7 +28,7 @@ fn kubectl_can_explain_every_field() {
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
     let template = &schema["properties"]["podTemplate"];
     let nested = [template, &template["properties"]["metadata"], &template["properties"]["spec"]];
-    let ours = ["rdma", "placement", "flushVolume"].map(|part| &schema["properties"][part]);
+    let ours = ["rdma", "placement", "flushVolume", "table"].map(|part| &schema["properties"][part]);
     for part in [schema].into_iter().chain(ours).chain(nested) {
         for (field, schema) in part["properties"].as_mapping().unwrap() {
             assert!(schema["description"].as_str().is_some_and(|text| text.len() > 20), "{field:?}");
@@ -84,6 +85,82 @@ fn the_shape_of_the_log_is_immutable() {
         let said = after(spec);
         assert!(said.len() == 1 && said[0].contains("cannot be"), "{spec}: {said:?}");
     }
+}
+
+#[test]
+fn a_table_has_16_segments_to_12_gib() {
+    let least = "table.memory must be at least 16 segments: enlarge it, or choose a smaller segmentSize";
+    let most = "table.memory must be at most 12Gi";
+    let many = "table.memory must be at most 7936Mi with segmentSize 64Ki: choose a larger segmentSize";
+    for (memory, segment, why) in [
+        ("128Mi", "8Mi", None),
+        ("127Mi", "8Mi", Some(least)),
+        ("12Gi", "8Mi", None),
+        ("12289Mi", "8Mi", Some(most)),
+        ("13Gi", "64Mi", Some(most)),
+        ("1Gi", "64Mi", None),
+        ("1023Mi", "64Mi", Some(least)),
+        ("1Mi", "64Ki", None),
+        ("1Mi", "128Ki", Some(least)),
+        ("7936Mi", "64Ki", None),
+        ("7937Mi", "64Ki", Some(many)),
+        ("8Gi", "64Ki", Some(many)),
+        ("12Gi", "128Ki", None),
+    ] {
+        let said = said(&format!("{{segmentSize: {segment}, table: {{memory: {memory}}}}}"));
+        assert_eq!(said, Vec::from_iter(why), "{memory} in segments of {segment}");
+        let spec = group(&format!("{{segmentSize: {segment}, table: {{memory: {memory}}}}}")).spec;
+        let bytes = spec.table.unwrap().memory_bytes();
+        assert_eq!(memory_bounds(spec.segment_size).contains(&bytes), why.is_none(), "{memory} of {segment}");
+    }
+}
+
+#[test]
+fn a_table_grows_and_does_not_shrink() {
+    let change = |before: &str, after: &str| problems(&group(after), Some(&group(before)));
+    let grown = |before: &str, after: &str| change(&format!("{{table: {before}}}"), &format!("{{table: {after}}}"));
+    for (before, after) in [
+        ("{memory: 1Gi}", "{memory: 1024Mi}"),
+        ("{memory: 1Gi}", "{memory: 2Gi}"),
+        ("{memory: 900Mi}", "{memory: 1Gi}"),
+        ("{memory: 1Gi, keys: 5000}", "{memory: 1Gi, keys: 5001}"),
+        ("{memory: 1Gi}", "{memory: 1Gi, keys: 1048576}"),
+        ("{memory: 1Gi, keys: 5000}", "{memory: 1Gi}"),
+    ] {
+        assert_eq!(grown(before, after), Vec::<String>::new(), "{before} to {after}");
+    }
+    for (before, after, field) in [
+        ("{memory: 1Gi, keys: 5000}", "{memory: 1023Mi, keys: 5000}", "table.memory"),
+        ("{memory: 1Gi, keys: 5000}", "{memory: 1Gi, keys: 4999}", "table.keys"),
+        ("{memory: 1Gi}", "{memory: 2Gi, keys: 1048575}", "table.keys"),
+        ("{memory: 1Gi, keys: 2000000}", "{memory: 1Gi}", "table.keys"),
+    ] {
+        let said = grown(before, after);
+        assert!(
+            said.len() == 1 && said[0].starts_with(&format!("{field} cannot be made smaller")),
+            "{after}: {said:?}"
+        );
+    }
+    for (before, after) in [("{}", "{table: {memory: 1Gi}}"), ("{table: {memory: 1Gi}}", "{}")] {
+        let said = change(before, after);
+        assert!(said.len() == 1 && said[0].starts_with("table cannot be added or removed"), "{after}: {said:?}");
+    }
+}
+
+/// As the API server has it: the pattern lets only through what the rules can compare.
+#[test]
+fn the_size_of_a_table_is_in_mi_or_gi() {
+    let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let table = &schema["properties"]["table"]["properties"];
+    let pattern = table["memory"]["pattern"].as_str().unwrap();
+    for (text, good) in [("2Gi", true), ("512Mi", true), ("2G", false), ("0Gi", false), ("1.5Gi", false), ("64", false)]
+    {
+        assert_eq!(matches(pattern, text), good, "{text}");
+    }
+    assert_eq!(table["memory"]["maxLength"].as_u64(), Some(7));
+    let bounds = [&table["keys"]["minimum"], &table["keys"]["maximum"]].map(|bound| bound.as_f64());
+    assert_eq!(bounds, [KEYS_MIN, KEYS_MAX].map(|bound| Some(f64::from(bound))));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tailwind_crds::{FlushClaim, ReplicaGroupSpec};
 
+use super::table;
 use crate::quantity;
 
 /// The resource that a pod's emptyDirs and logs count as.
@@ -37,9 +38,10 @@ pub(crate) fn bound(spec: &ReplicaGroupSpec) -> Option<u64> {
     Some((volume - volume / MARGIN).saturating_sub(spec.segment_size.bytes()))
 }
 
-/// Smallest volume that a backup of this group can work with.
+/// Smallest volume that a backup of this group can work with. A table's log is as long as its memory, and is trimmed once what is live
+/// in it has been moved to its end: where backups lend no more before that, nothing is ever trimmed again.
 pub(crate) fn volume_bytes_min(spec: &ReplicaGroupSpec) -> u64 {
-    let bound = (SEGMENTS_MIN + 1) * spec.segment_size.bytes();
+    let bound = (SEGMENTS_MIN + 1) * spec.segment_size.bytes() + table::flush_bytes(spec);
     (bound * MARGIN).div_ceil(MARGIN - 1) + 1
 }
 
@@ -105,5 +107,16 @@ mod tests {
         let of = |bytes: u64| spec(&format!(r#"{{"flushVolume": {{"emptyDirSizeLimit": "{bytes}"}}}}"#));
         assert!(bound(&of(least)).unwrap() >= 6 * spec("{}").segment_size.bytes());
         assert!(bound(&of(least - 40)).unwrap() < 6 * spec("{}").segment_size.bytes());
+    }
+
+    #[test]
+    fn a_table_has_room_on_the_smallest_volume() {
+        let of = |bytes: u64| {
+            spec(&format!(r#"{{"table": {{"memory": "1Gi"}}, "flushVolume": {{"emptyDirSizeLimit": "{bytes}"}}}}"#))
+        };
+        let needed = (1 << 30) + (64 << 20) + 6 * (8 << 20);
+        let least = volume_bytes_min(&of(0));
+        assert!(bound(&of(least)).unwrap() >= needed);
+        assert!(bound(&of(least - 40)).unwrap() < needed);
     }
 }

@@ -30,7 +30,7 @@ mod particulars;
 mod state;
 
 pub(crate) use particulars::{
-    BackupsCurrent, FailoverSafe, Fenced, LogFits, Paused, Placeable, QuarantineEmpty, SidecarsCurrent,
+    BackupsCurrent, FailoverSafe, Fenced, LogFits, Paused, Placeable, QuarantineEmpty, SidecarsCurrent, TableHasRoom,
 };
 pub(crate) use state::{Acked, Degraded, Progressing, Ready};
 
@@ -68,7 +68,7 @@ pub struct Question {
 }
 
 /// Every condition, in the order of the status.
-pub fn questions() -> [Question; 11] {
+pub fn questions() -> [Question; 12] {
     fn question<A: Answer>() -> Question {
         let mut reasons: Vec<&'static str> = Vec::new();
         for reason in A::reasons() {
@@ -85,6 +85,7 @@ pub fn questions() -> [Question; 11] {
         question::<FailoverSafe>(),
         question::<QuarantineEmpty>(),
         question::<LogFits>(),
+        question::<TableHasRoom>(),
         question::<Fenced>(),
         question::<Paused>(),
         question::<Placeable>(),

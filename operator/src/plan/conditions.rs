@@ -11,7 +11,7 @@ use tailwind_report::readiness::WaitsFor;
 
 use super::answer::{
     Acked, Answer, BackupsCurrent, Degraded, FailoverSafe, Fenced, LogFits, Paused, Placeable, Progressing,
-    QuarantineEmpty, Ready, SidecarsCurrent,
+    QuarantineEmpty, Ready, SidecarsCurrent, TableHasRoom,
 };
 use super::backup_pod::{BackupPod, Health};
 use super::backups::BackupPlan;
@@ -23,6 +23,7 @@ use super::phase::{PhaseReason, config_store_empty};
 use super::primary::{Primary, Standby, standby};
 use super::readers::SHOWN_MAX;
 use super::rollout::Rollout;
+use super::table::{self, Difference};
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
 use crate::observed::{Observed, has_ended, has_sidecar};
 
@@ -43,9 +44,12 @@ pub(crate) fn all(
         condition(observed, &failover_safe(state)),
         condition(observed, &quarantine_empty(state)),
         condition(observed, &log_fits(state)),
+    ];
+    conditions.extend(table::has_room(state).map(|answer| condition(observed, &answer)));
+    conditions.extend([
         condition(observed, if spec.fenced { &Fenced::FencedBySpec } else { &Fenced::NotFenced }),
         condition(observed, if spec.paused { &Paused::PausedBySpec } else { &Paused::NotPaused }),
-    ];
+    ]);
     // A look that decides nothing has surveyed nothing: the answer stays as it was.
     if spec.paused || state.is_deleting() {
         let before = state.before().and_then(|before| find(before, Placeable::CONDITION)).cloned();
@@ -90,7 +94,7 @@ fn condition<A: Answer>(observed: &Observed, answer: &A) -> Condition {
     let before = observed.group.status.as_ref().and_then(|before| find(before, A::CONDITION));
     // An operator that has just started has asked nobody yet, and knows no better than the one before it.
     let asked_nobody = match A::CONDITION {
-        Ready::CONDITION => observed.sidecars.is_empty(),
+        Ready::CONDITION | TableHasRoom::CONDITION => observed.sidecars.is_empty(),
         _ => observed.reports.is_empty(),
     };
     if let Some(before) = before.filter(|_| status == "Unknown" && asked_nobody) {
@@ -142,7 +146,7 @@ fn promotion_waits(state: &GroupState<'_>, candidate: Candidate) -> Ready {
         WaitsFor::ConfigStore => Ready::ConfigStoreUnreadable(candidate),
         // Only a reader says so, and none is a candidate: its words are shown without advice.
         WaitsFor::Reads => Ready::Unavailable(PhaseReason::CandidateWaits(candidate)),
-        // No ReplicaGroup keeps a table, and its sidecars cannot be told to.
+        // Its words say to recreate the pod.
         WaitsFor::OtherKind => Ready::Unavailable(PhaseReason::CandidateWaits(candidate)),
         WaitsFor::Backups => Ready::WaitsForBackups(candidate),
         WaitsFor::Members => Ready::WaitsForMembers(candidate),
@@ -337,26 +341,40 @@ fn first_of(names: &[String]) -> String {
 
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
 fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
-    let Observed { app, readers, .. } = state.observed;
+    let Observed { app, readers, sidecars, reader_sidecars, .. } = state.observed;
     let pods = || readers.iter().chain(app).filter(|pod| !has_ended(pod));
     let without: Vec<String> = pods().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
     if !without.is_empty() {
         return Some(SidecarsCurrent::Missing(first_of(&without)));
     }
-    let injected = pods().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
-    let wanted = state.observed.settings.image(&state.observed.group.spec);
-    let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| image.as_str() == wanted);
     let primary = match &state.primary {
         Primary::Here { pod, .. } => Some(pod),
         _ => None,
     };
     // Readers first, since nothing waits for them. The primary last: each change of primary costs a failover.
-    let mut names: Vec<String> = old.into_iter().map(|(name, _)| name).collect();
     let is_app = |name: &String| app.iter().any(|pod| pod.name_any() == *name);
-    names.sort_by_key(|name| (is_app(name), Some(name) == primary, name.clone()));
-    match (current.is_empty(), names.is_empty()) {
-        (true, true) => None,
-        (_, true) => Some(SidecarsCurrent::Current),
-        _ => Some(SidecarsCurrent::Outdated(wanted.to_owned(), first_of(&names))),
+    let in_order = |mut names: Vec<String>| {
+        names.sort_by_key(|name| (is_app(name), Some(name) == primary, name.clone()));
+        first_of(&names)
+    };
+    let spec = &state.observed.group.spec;
+    let report = |name: &String| sidecars.get(name).or_else(|| reader_sidecars.get(name))?.as_ref().ok();
+    let differing = |how: Difference| {
+        let differs = |name: &String| report(name).and_then(|report| table::difference(spec, report)) == Some(how);
+        pods().map(ResourceExt::name_any).filter(differs).collect::<Vec<_>>()
+    };
+    let [of_kind, of_size] = [Difference::Kind, Difference::Size].map(differing);
+    if !of_kind.is_empty() {
+        return Some(SidecarsCurrent::OtherKind(in_order(of_kind)));
+    }
+    let injected = pods().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
+    let wanted = state.observed.settings.image(spec);
+    let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| image.as_str() == wanted);
+    let old: Vec<String> = old.into_iter().map(|(name, _)| name).collect();
+    match (current.is_empty(), old.is_empty(), of_size.is_empty()) {
+        (_, false, _) => Some(SidecarsCurrent::Outdated(wanted.to_owned(), in_order(old))),
+        (_, true, false) => Some(SidecarsCurrent::OtherSize(in_order(of_size))),
+        (true, true, true) => None,
+        (false, true, true) => Some(SidecarsCurrent::Current),
     }
 }

@@ -87,6 +87,7 @@ impl Remark {
 /// A status without texts and figures, and the texts. Nothing goes by readers.
 fn split(mut status: ReplicaGroupStatus) -> (ReplicaGroupStatus, Vec<Remark>) {
     status.positions = None;
+    status.table = None;
     status.reader_count = None;
     let mut texts = vec![status.phase_reason.take()];
     texts.extend(status.conditions.iter_mut().map(|condition| Some(std::mem::take(&mut condition.message))));
@@ -113,6 +114,7 @@ mod tests {
             }],
             "backups": [{"name": "b", "state": "Member", "control": "10.0.0.1:7420"}],
             "positions": {"first": 1, "acked": 5},
+            "table": {"keys": 3, "keysMax": 9, "liveBytes": 300, "liveBytesMax": 900, "logBytes": 500, "memoryBytes": 1000},
             "readers": [{"pod": "r-0", "from": "b", "lsn": 5, "lagMs": 200, "stale": false}], "readerCount": 1,
         });
         json_patch::merge(&mut status, change);
@@ -135,6 +137,7 @@ mod tests {
         for (change, news) in [
             (json!({}), News::Nothing),
             (json!({"positions": {"acked": 6}}), News::Figures),
+            (json!({"table": {"keys": 4, "liveBytes": 400}}), News::Figures),
             (condition("False", "b-0 is 82 % full"), News::Figures),
             (condition("False", "b-0 on 10.9.9.9 is not full any more"), News::Figures),
             (condition("False", "b-1 is 81 % full"), News::Texts),

@@ -15,6 +15,7 @@ use super::conditions;
 use super::group_state::GroupState;
 use super::phase::phase;
 use super::readers;
+use super::table;
 use super::trouble::{NoReport, damage, quarantined, trouble};
 use super::validity::Problem;
 use crate::observed::Observed;
@@ -41,6 +42,7 @@ pub(crate) fn status(
         reader_count: readers::count(state.observed),
         updating: plan.rollout.is_begun().then_some(true),
         switchover: if group.spec.paused { before.and_then(|before| before.switchover.clone()) } else { switchover },
+        table: table::status(state),
         positions: state.observed.positions.or_else(|| before?.positions),
         log: None,
     }

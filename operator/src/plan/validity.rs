@@ -7,11 +7,13 @@ use std::fmt;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use strum::EnumIter;
-use tailwind_crds::ReplicaGroupSpec;
 use tailwind_crds::names::ANNOTATION_SHAPE;
+use tailwind_crds::{LogKind, ReplicaGroupSpec};
 
+use super::table;
 use crate::objects::flush;
 use crate::objects::pod::shape;
+use crate::objects::table::memory_bytes;
 use crate::observed::Observed;
 use crate::quantity;
 
@@ -23,6 +25,9 @@ pub(crate) enum Problem {
     ShapeChanged { now: String, before: String },
     NoResourceClaims(String),
     FlushVolumeTooSmall { has: String, needs: String },
+    FlushVolumeTooSmallForTable { has: String, needs: String },
+    KindChanged(LogKind),
+    TableSmaller { field: &'static str, has: String, had: String },
 }
 
 impl fmt::Display for Problem {
@@ -46,6 +51,22 @@ impl fmt::Display for Problem {
                 f,
                 "the flush volume has {has}, and a backup with segments of this size needs at least {needs}: enlarge \
                  flushVolume or backupResources' ephemeral-storage"
+            ),
+            Problem::FlushVolumeTooSmallForTable { has, needs } => write!(
+                f,
+                "the flush volume has {has}, and a backup with a table of this size needs at least {needs}, for the table, a \
+                 sixteenth of it and six segments: enlarge flushVolume or backupResources' ephemeral-storage"
+            ),
+            Problem::KindChanged(LogKind::Log) => f.write_str(
+                "table cannot be added: the group was started with a log. Remove it, or create a new group with a table",
+            ),
+            Problem::KindChanged(LogKind::Table) => f.write_str(
+                "table cannot be removed: the group was started with one. Put it back, or create a new group with a log",
+            ),
+            Problem::TableSmaller { field, has, had } => write!(
+                f,
+                "{field} cannot be made smaller: it is {has}, and the primary was started with {had}. Change it back, or \
+                 create a new group and put the table's keys into it"
             ),
         }
     }
@@ -78,9 +99,33 @@ pub(crate) fn problems(observed: &Observed) -> Vec<Problem> {
     if let Some(has) = flush::volume_bytes(spec).filter(|has| are_quantities && *has < needs) {
         let needs = needs.next_multiple_of(1 << 20);
         let [has, needs] = [has, needs].map(|bytes| quantity::bytes(bytes).0);
-        problems.push(Problem::FlushVolumeTooSmall { has, needs });
+        problems.push(match spec.table {
+            Some(_) => Problem::FlushVolumeTooSmallForTable { has, needs },
+            None => Problem::FlushVolumeTooSmall { has, needs },
+        });
     }
+    problems.extend(table_changed(observed));
     problems
+}
+
+/// What of the table has been changed that cannot be: servers without CEL let anybody do so. The sidecars have written what the
+/// group keeps, and the operator how large the table of a primary was.
+fn table_changed(observed: &Observed) -> Vec<Problem> {
+    let spec = &observed.group.spec;
+    let Some(log) = observed.log() else { return Vec::new() };
+    if log.kind != table::kind(spec) {
+        return vec![Problem::KindChanged(log.kind)];
+    }
+    let before = observed.group.status.as_ref().and_then(|status| status.table);
+    let (Some(asked), Some(before)) = (&spec.table, before) else { return Vec::new() };
+    let smaller = |field, has: u64, had: u64, text: fn(u64) -> String| {
+        (has < had).then(|| Problem::TableSmaller { field, has: text(has), had: text(had) })
+    };
+    let problems = [
+        smaller("table.memory", memory_bytes(spec), before.memory_bytes, |bytes| quantity::bytes(bytes).0),
+        smaller("table.keys", asked.keys_max().into(), before.keys_max, |keys| keys.to_string()),
+    ];
+    problems.into_iter().flatten().collect()
 }
 
 /// The quantities of a spec, each with its field.

@@ -11,7 +11,7 @@ use tailwind_crds::names::{
 };
 use tailwind_crds::{Reads, ReplicaGroup};
 
-use crate::objects::container;
+use crate::objects::{container, table};
 use crate::options::Settings;
 use crate::server_version::ServerVersion;
 
@@ -220,9 +220,11 @@ fn sidecar(
             .extend([format!("--app-wait-ms={APP_WAIT_MS}"), format!("--primary-service={}", primary_service(&name))]),
         SidecarKind::Reader => arguments.push("--reader".to_owned()),
     }
+    arguments.extend(table::flags(spec));
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
     let segments = SEGMENTS * spec.segment_size.bytes();
+    let index = if kind == SidecarKind::App { table::index_bytes(spec) } else { 0 };
     // If the pod's own user is root, the sidecar would inherit it, and is refused as such.
     let pod_is_root = pod["spec"]["securityContext"]["runAsUser"] == 0;
     let mut sidecar = json!({
@@ -236,7 +238,7 @@ fn sidecar(
             {"name": "tailwind", "containerPort": PORT_SIDECAR},
             {"name": "tailwind-probes", "containerPort": PORT_SIDECAR_PROBES},
         ],
-        "resources": container::resources(spec, spec.sidecar_resources.as_ref(), PROGRAM_BYTES + segments, 0),
+        "resources": container::resources(spec, spec.sidecar_resources.as_ref(), PROGRAM_BYTES + segments + index, 0),
         "startupProbe": container::probe("/healthz", PORT_SIDECAR_PROBES, 1, 120),
         "livenessProbe": container::probe("/healthz", PORT_SIDECAR_PROBES, 10, 6),
         "readinessProbe": container::probe("/readyz", PORT_SIDECAR_PROBES, 5, 2),

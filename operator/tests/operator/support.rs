@@ -25,6 +25,7 @@ use tailwind_operator::server_version::ServerVersion;
 use tailwind_report::readiness::{AppendsWait, Waiting};
 use tailwind_report::report::BackupReport;
 use tailwind_report::sidecar::{FollowReport, MemberReport, SidecarReport, Takeover};
+use tailwind_report::table::TableReport;
 
 pub(crate) const UID: &str = "00000000-0000-0000-0000-000000000001";
 const NOW: &str = "2026-06-01T12:00:00Z";
@@ -116,6 +117,8 @@ struct Log {
     /// Where others reach it, if not at its pod's usual address.
     control: Option<String>,
     members: Vec<String>,
+    /// What the group was started with, if not with what the spec says.
+    kind: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -210,7 +213,7 @@ enum ReportIs {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum SidecarIs {
-    Read(SidecarDiffers),
+    Read(Box<SidecarDiffers>),
     Unreadable(String),
     NotAsked,
 }
@@ -225,9 +228,22 @@ struct SidecarDiffers {
     appends_wait: Option<AppendsWait>,
     /// Whether it could take over; it has not asked the members if not given.
     takeover: Option<Takeover>,
+    /// The table that it was started for; one as the spec says, half full, if not given.
+    table: Option<TableIs>,
     /// Backups that are in no set, as a primary reports them.
     #[serde(default)]
     missing: Vec<MemberReport>,
+}
+
+/// The table that a sidecar reports.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum TableIs {
+    /// It was started for a log.
+    None,
+    /// This one.
+    #[serde(untagged)]
+    Reported(TableReport),
 }
 
 #[derive(Debug, Deserialize)]
@@ -267,6 +283,8 @@ struct ReaderPod {
     follow: Option<FollowReport>,
     /// The role that its sidecar reports, if it is no reader.
     role: Option<String>,
+    /// The table that it was started for; one as the spec says if not given.
+    table: Option<TableIs>,
     /// Why its report cannot be read.
     unreadable: Option<String>,
     /// The operator has not asked it yet.
@@ -516,7 +534,7 @@ impl Example {
                 return Some(Err("no answer within 2 s; its last answer came at 2026-06-01T11:59:10Z".to_owned()));
             }
             None => None,
-            Some(SidecarIs::Read(differs)) => Some(differs),
+            Some(SidecarIs::Read(differs)) => Some(differs.as_ref()),
         };
         let named = self.log.as_ref().filter(|log| log.primary == given.name && !given.fresh);
         let role = differs.and_then(|differs| differs.role.clone());
@@ -526,6 +544,7 @@ impl Example {
             u8::try_from(in_set.filter(works).count()).unwrap()
         });
         let missing = differs.map(|differs| differs.missing.clone()).unwrap_or_default();
+        let table = self.table_report(differs.and_then(|differs| differs.table.as_ref()), role == "primary");
         Some(Ok(SidecarReport {
             role,
             epoch: differs.and_then(|differs| differs.epoch).unwrap_or(epoch),
@@ -535,6 +554,7 @@ impl Example {
             takeover: differs.and_then(|differs| differs.takeover.clone()),
             members_wanted: if missing.is_empty() { 0 } else { 3 },
             members: missing,
+            table,
             ..SidecarReport::default()
         }))
     }
@@ -545,8 +565,30 @@ impl Example {
         }
         let epoch = self.log.as_ref().map_or(0, |log| log.epoch);
         let role = given.role.clone().unwrap_or_else(|| ROLE_READER.to_owned());
-        let report = SidecarReport { role, epoch, follow: given.follow.clone(), ..SidecarReport::default() };
+        let table = self.table_report(given.table.as_ref(), false);
+        let report = SidecarReport { role, epoch, follow: given.follow.clone(), table, ..SidecarReport::default() };
         Some(given.unreadable.clone().map_or(Ok(report), Err))
+    }
+
+    /// By itself a sidecar was started for what the spec says, and a primary's table is half full.
+    fn table_report(&self, is: Option<&TableIs>, leads: bool) -> Option<TableReport> {
+        match is {
+            Some(TableIs::Reported(table)) => return Some(*table),
+            Some(TableIs::None) => return None,
+            None => {}
+        }
+        let table = self.group().spec.table?;
+        let (memory_bytes, keys_max) = (table.memory_bytes(), u64::from(table.keys_max()));
+        let live_bytes_max = memory_bytes / 2;
+        Some(TableReport {
+            keys: leads.then_some(keys_max / 2),
+            keys_max,
+            live_bytes: leads.then_some(live_bytes_max / 2),
+            live_bytes_max,
+            log_bytes: leads.then_some(memory_bytes / 2),
+            memory_bytes,
+            ..TableReport::default()
+        })
     }
 
     fn group(&self) -> ReplicaGroup {
@@ -572,6 +614,10 @@ impl Example {
                     "control": format!("{}:7420", ip(&full(name))),
                 })).collect::<Value>(),
             });
+            let kind = log.kind.as_deref().unwrap_or(if self.spec["table"].is_null() { "Log" } else { "Table" });
+            if kind != "Log" {
+                status["log"]["kind"] = json!(kind);
+            }
         }
         let spec = if self.spec.is_null() { json!({}) } else { self.spec.clone() };
         serde_json::from_value(json!({

@@ -1,4 +1,5 @@
-//! How much memory a backup takes, and so the segments that it can hold where its memory has a limit.
+//! How much memory a backup takes, and so the segments that it can hold where its memory has a limit; and what a table takes of a
+//! sidecar's.
 //!
 //! Here, since two programs have to agree on it: the operator requests as much for a backup's container as the longest log takes,
 //! and a backup that has been given less holds fewer segments. `sidecar/backup/tests/memory.rs` measures that it suffices. All
@@ -24,6 +25,18 @@ const FLAG_PAGE_BYTES: u64 = 4096;
 const TABLE_ROW_BYTES: u64 = 2048;
 /// and other files: the table's head, the board, and the one that names its owner.
 const POOL_SLACK_BYTES: u64 = 1 << 20;
+
+/// Bytes of an index for each key that there may be: 56 for an entry and its side view, of which at most 60 % are in use.
+const KEY_BYTES: u64 = 93;
+/// Segments of a table that are being cleaned: the one whose records are moved, and the next.
+const CLEANED_SEGMENTS: u64 = 2;
+/// What else a table takes: candidates for moves, changes that wait for their acks, and what is lost by rounding.
+const TABLE_SLACK_BYTES: u64 = 8 << 20;
+
+/// Bytes that a table of so many keys takes of a sidecar that may lead.
+pub const fn table_index(keys: u64, segment_size: u64) -> u64 {
+    keys * KEY_BYTES + CLEANED_SEGMENTS * segment_size + TABLE_SLACK_BYTES
+}
 
 /// Bytes of a pool of so many buffers, in a file system with blocks of `block` bytes. With less free space a backup waits for more
 /// before it begins.

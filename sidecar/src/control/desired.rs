@@ -3,6 +3,7 @@
 //! Fixed by options where the config store is a file; told by the `ReplicaGroup` where it is the Kubernetes API
 //! ([`store`](crate::store)). Read by every role.
 
+use tailwind_protocol::config::Kind;
 use tailwind_protocol::ids::{Epoch, MemberId, SidecarId};
 use tailwind_protocol::promotion::{AcceptedLoss, DiskRecovery};
 
@@ -13,6 +14,8 @@ pub const READS_DISABLED: &str =
 /// What the group wants now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredState {
+    /// What the group is to keep, once it is founded. `None`: what the options of its founder say.
+    pub kind: Option<Kind>,
     /// Members that the set shall have.
     pub members: u8,
     /// Members that it must have.

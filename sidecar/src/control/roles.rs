@@ -104,7 +104,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
             }
             promote::Outcome::OtherKind(found) => {
                 missed = None;
-                other_kind::stay_apart(context, found).await;
+                other_kind::stay_apart(context, Some(found)).await;
             }
             promote::Outcome::Disturbed => {
                 tracing::info!("the group's desired state has changed")

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Deserialize as _;
 use tailwind_crds::view::{GroupView, Lenient, SpecView};
-use tailwind_crds::{LogCut, LogMember, LogPrimary, LogStatus, Transport};
+use tailwind_crds::{LogCut, LogKind, LogMember, LogPrimary, LogStatus, Transport};
 use tailwind_protocol::config::{Configuration, Cut, Durability, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{Claim, Epoch, Lsn, Version};
 use tailwind_protocol::layout::SegmentSize;
@@ -38,6 +38,7 @@ pub(super) fn desired(group: &GroupView) -> DesiredState {
     let switchover = switchover.and_then(|s| Some(Switchover { to: s.to.parse().ok()?, from: Epoch(s.from_epoch) }));
     let members = status.and_then(|status| status.members_wanted).unwrap_or(group.spec.backups()).max(1);
     DesiredState {
+        kind: Some(if group.spec.has_table() { Kind::Table } else { Kind::Log }),
         members,
         min_in_sync: group.spec.min_in_sync().clamp(1, members),
         backups,
@@ -64,7 +65,7 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
     fn text<T: FromStr<Err: fmt::Display>>(what: &str, value: &str) -> Result<T, String> {
         value.parse().map_err(|error| format!("{what}: {error}"))
     }
-    let LogStatus { id, epoch, claim, earlier_claims, won_epoch, cuts, version, primary, members } = log;
+    let LogStatus { id, kind, epoch, claim, earlier_claims, won_epoch, cuts, version, primary, members } = log;
     let claimed =
         |claim: &String| u64::from_str_radix(claim, 16).map(Claim).map_err(|error| format!("claim `{claim}`: {error}"));
     let cut = |cut: &LogCut| Cut { epoch: Epoch(cut.epoch), last: Lsn(cut.last), ordered: cut.ordered.map(Lsn) };
@@ -77,8 +78,10 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
     };
     Ok(Configuration {
         log: text("id", id)?,
-        // A ReplicaGroup keeps a log.
-        kind: Kind::Log,
+        kind: match kind {
+            LogKind::Log => Kind::Log,
+            LogKind::Table => Kind::Table,
+        },
         epoch: Epoch(*epoch),
         claim: claimed(claim)?,
         earlier: earlier_claims.iter().map(claimed).collect::<Result<_, String>>()?,
@@ -91,7 +94,7 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
 }
 
 pub(super) fn log_status(config: &Configuration) -> LogStatus {
-    let Configuration { log, kind: _, epoch, claim, earlier, won, cuts, version, primary, members } = config;
+    let Configuration { log, kind, epoch, claim, earlier, won, cuts, version, primary, members } = config;
     let hexadecimal = |claim: &Claim| format!("{:016x}", claim.0);
     let cut = |cut: &Cut| LogCut { epoch: cut.epoch.0, last: cut.last.0, ordered: cut.ordered.map(|lsn| lsn.0) };
     let member = |member: &MemberRef| LogMember {
@@ -101,6 +104,10 @@ pub(super) fn log_status(config: &Configuration) -> LogStatus {
     };
     LogStatus {
         id: log.to_string(),
+        kind: match kind {
+            Kind::Log => LogKind::Log,
+            Kind::Table => LogKind::Table,
+        },
         epoch: epoch.0,
         claim: hexadecimal(claim),
         earlier_claims: earlier.iter().map(hexadecimal).collect(),

@@ -129,6 +129,42 @@ impl fmt::Display for LogFits {
 }
 
 condition! {
+    TableHasRoom: "Whether the group's table has room for more. Absent if the group keeps a log.",
+    yes: TableHasRoom::RoomLeft,
+    unknown: TableHasRoom::NoPrimary | TableHasRoom::NoReport(_)
+}
+
+#[derive(Debug, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum TableHasRoom {
+    RoomLeft,
+    NoPrimary,
+    NoReport(String),
+    NearlyFull { live: u64, keys: u64 },
+    NotCleaned(u64),
+}
+
+impl fmt::Display for TableHasRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TableHasRoom::RoomLeft => f.write_str("the table has room for more keys and values"),
+            TableHasRoom::NoPrimary => f.write_str("there is no primary that knows how full the table is"),
+            TableHasRoom::NoReport(why) => write!(f, "unknown how full the table is: {why}"),
+            TableHasRoom::NearlyFull { live, keys } => write!(
+                f,
+                "the table's live records take {live} % of the bytes, and its keys are {keys} % of the number that there may \
+                 be. At 100 % it takes nothing that adds to them: delete keys, or enlarge spec.table; see \
+                 TailwindTableNearlyFull"
+            ),
+            TableHasRoom::NotCleaned(segment) => write!(
+                f,
+                "segment {segment} has a record that is not keyed, so nothing from there on is cleaned. The log fills the \
+                 table's memory, and then puts wait: see TailwindTableNearlyFull"
+            ),
+        }
+    }
+}
+
+condition! {
     Fenced: "Whether nobody may append.",
     yes: Fenced::FencedBySpec
 }
@@ -230,6 +266,8 @@ condition! {
 #[derive(Debug, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum SidecarsCurrent {
     Missing(String),
+    OtherKind(String),
+    OtherSize(String),
     Current,
     Outdated(String, String),
 }
@@ -241,6 +279,16 @@ impl fmt::Display for SidecarsCurrent {
                 f,
                 "these pods have no sidecar, perhaps because they were created while no operator was running: \
                  recreate {pods}"
+            ),
+            SidecarsCurrent::OtherKind(pods) => write!(
+                f,
+                "the sidecars of these pods were started for a log and the group keeps a table, or the other way round; they \
+                 take no part: recreate {pods}"
+            ),
+            SidecarsCurrent::OtherSize(pods) => write!(
+                f,
+                "recreate these pods, in this order, to give their sidecars the size of spec.table, and the memory for it: \
+                 {pods}"
             ),
             SidecarsCurrent::Current => f.write_str("every injected sidecar has the configured image"),
             SidecarsCurrent::Outdated(image, pods) => {

@@ -46,7 +46,7 @@ pub(super) async fn stay(context: &Context) -> anyhow::Result<()> {
         context.waits.over();
         // Its clients would take one kind of records for the other.
         if found.kind != context.rules.kind() {
-            let why = other_kind::why(found.kind);
+            let why = other_kind::why(context, found.kind);
             context.waits.wait(WaitsFor::OtherKind, why.to_owned());
             tracing::warn!(%why, "waiting");
         }

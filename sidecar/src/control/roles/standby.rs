@@ -13,6 +13,7 @@ use tailwind_report::readiness::WaitsFor;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::other_kind;
 use crate::control::desired::DesiredState;
 use crate::control::{Context, random_below};
 use crate::logging::Repeats;
@@ -41,8 +42,8 @@ pub(super) struct Turn {
 pub(super) enum NoTurn {
     /// Nobody shall become primary.
     Fenced,
-    /// The group keeps something else than this sidecar's options say.
-    OtherKind(Configuration),
+    /// The group keeps something else than this sidecar's options say, or is to keep it, if it is not founded yet.
+    OtherKind(Option<Configuration>),
 }
 
 /// Returns when this sidecar should try to become primary, or when it should not.
@@ -65,9 +66,12 @@ pub(super) async fn wait_for_turn(context: &Arc<Context>) -> Result<Turn, NoTurn
             if let Output::Listen(_, found) = &output
                 && found.kind != context.rules.kind()
             {
-                return Err(NoTurn::OtherKind(found.clone()));
+                return Err(NoTurn::OtherKind(Some(found.clone())));
             }
             if let Output::Claim(reason) = output {
+                if reason == Reason::NoConfiguration && other_kind::is_wanted(context) {
+                    return Err(NoTurn::OtherKind(None));
+                }
                 if reason == Reason::Switchover {
                     tracing::info!("taking over as requested");
                 }

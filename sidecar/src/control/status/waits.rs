@@ -140,6 +140,7 @@ mod tests {
     fn desired(backups: &[(&str, &str)]) -> DesiredState {
         let backups = backups.iter().map(|(name, control)| (name.parse().unwrap(), (*control).to_owned())).collect();
         DesiredState {
+            kind: None,
             members: 3,
             min_in_sync: 2,
             backups,

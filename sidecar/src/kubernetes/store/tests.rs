@@ -1,12 +1,17 @@
 //! What is written and read is what it should be; that the API server does its part is shown by the cluster's tests.
 
 use serde_json::Value;
+use tailwind_crds::table::{KEYS_MAX, KEYS_MIN, memory_bounds};
 use tailwind_crds::view::GroupView;
 use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::table::bounds::Bounds;
+use tailwind_protocol::table::hash::Buckets;
 
 use super::*;
 use crate::control::desired::Switchover;
+use crate::options::TableOptions;
 
 fn config(epoch: u64, version: u64) -> Configuration {
     Configuration {
@@ -57,6 +62,57 @@ fn a_configuration_round_trips() {
     let status = json!({ "log": convert::log_status(&config(3, 9)) });
     assert_eq!(convert::configuration(&group(&object(json!({}), Some(status)))), Ok(Some(config(3, 9))));
     assert_eq!(convert::configuration(&group(&object(json!({}), None))), Ok(None));
+}
+
+#[test]
+fn a_group_of_another_kind_says_so() {
+    let table = Configuration { kind: Kind::Table, ..config(3, 9) };
+    let written = json!(convert::log_status(&table));
+    assert_eq!(written["kind"], "Table");
+    assert_eq!(json!(convert::log_status(&config(3, 9)))["kind"], Value::Null, "as before there were tables");
+    let object = object(json!({ "table": { "memory": "2Gi", "keys": 5000 } }), Some(json!({ "log": written })));
+    assert_eq!(convert::configuration(&group(&object)), Ok(Some(table)));
+    assert_eq!(convert::desired(&group(&object)).kind, Some(Kind::Table));
+}
+
+/// What the definition lets through, and nothing else.
+#[test]
+fn sidecars_take_every_table_that_may_be_asked_for() {
+    for segment in ["64Ki", "128Ki", "1Mi", "8Mi", "64Mi"] {
+        let segment: tailwind_crds::SegmentSize = serde_json::from_value(json!(segment)).unwrap();
+        let bounds = memory_bounds(segment);
+        let takes = |bytes: u64| {
+            let options = TableOptions { table: Some(bytes), table_keys: None };
+            options.size(SegmentSize::new(segment.bytes()).unwrap()).is_ok()
+        };
+        assert!(takes(*bounds.start()) && takes(*bounds.end()), "{segment:?}");
+        assert!(!takes(bounds.start() - 1) && !takes(bounds.end() + segment.bytes()), "{segment:?}");
+    }
+    assert_eq!(KEYS_MAX, tailwind_protocol::table::hash::KEYS_MAX);
+}
+
+/// The operator wants room on a backup's disk for a sixteenth of a table beside itself, and for six segments. After a failover moves
+/// may exceed the table's memory by their reserve and one segment, and another segment is lent ahead.
+#[test]
+fn what_moves_may_exceed_has_room_on_a_disk() {
+    for kib in [64, 128, 1024, 8192, 65_536] {
+        let size = SegmentSize::new(kib << 10).unwrap();
+        let most = (7936 << 10) / kib as u32;
+        for segments in (16..=most).step_by(1 + most as usize / 1000).chain([most]) {
+            let bounds = Bounds::new(size, segments).unwrap();
+            assert!(bounds.reserve() + 2 <= segments / 16 + 6, "{segments} segments of {size}");
+        }
+    }
+}
+
+/// Its index fits the memory that the operator requests for it: an entry has what it shows, and what was appended.
+#[test]
+fn the_index_of_a_table_has_its_memory() {
+    const ENTRY_BYTES: u64 = 32 + 24;
+    for keys in [KEYS_MIN, 1_000_000, KEYS_MAX] {
+        let entries = 8 * u64::from(Buckets::for_keys(keys).number());
+        assert!(entries * ENTRY_BYTES <= tailwind_report::memory::table_index(keys.into(), 0), "{keys} keys");
+    }
 }
 
 #[test]
@@ -144,6 +200,7 @@ fn settings_come_from_spec_and_status() {
 
     let alone = convert::desired(&group(&object(json!({ "backups": 5 }), None)));
     assert!(alone.may_read);
+    assert_eq!(alone.kind, Some(Kind::Log));
     let closed = convert::desired(&group(&object(json!({ "reads": "Disabled" }), None)));
     assert!(!closed.may_read);
     assert_eq!((alone.members, alone.min_in_sync, alone.backups), (5, 3, vec![]));
