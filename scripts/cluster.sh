@@ -66,6 +66,7 @@ pack_images() {
     NONROOT=yes pack operator "$built/tailwind-operator"
     NONROOT=yes pack kv "$built/tailwind-kv"
     NONROOT=yes pack exec "$built/tailwind-exec"
+    NONROOT=yes pack table "$built/tailwind-sidecar" bash sleep
     pack redis redis-server redis-cli
     pack tools bash curl cat sleep
 }

@@ -13,6 +13,7 @@ mod redis;
 mod rollout;
 mod service;
 mod skew;
+mod tables;
 mod truth;
 mod webhook;
 
