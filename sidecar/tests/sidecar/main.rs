@@ -14,6 +14,7 @@ mod daemon;
 mod ending;
 mod follow_command;
 mod inventories;
+mod kind;
 mod measures;
 mod reader;
 mod ring;
