@@ -2,7 +2,8 @@
 //!
 //! [`group`] starts and stops processes, [`observer`] looks at them from outside, [`app`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`steps`] are what many
-//! tests do, [`damage`] spoils files, [`hosts`] can be cut off, [`kv`] starts the example app beside sidecars.
+//! tests do, [`damage`] spoils files, [`hosts`] can be cut off, [`kv`] starts the example app beside sidecars. [`counters`] is an
+//! app that keeps snapshots in a plain log.
 //!
 //! [`table_app`] changes a table and knows what each key must have; [`races`] judges what several of them change at once.
 //!
@@ -14,6 +15,7 @@ pub mod app;
 pub mod background;
 pub mod checker;
 pub mod client_writes;
+pub mod counters;
 pub mod damage;
 pub mod exec;
 pub mod exec_client;

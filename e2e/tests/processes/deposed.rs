@@ -21,14 +21,16 @@ const NOW: u64 = 25;
 /// What a request asks, and what of its answer is false; `None` if nothing is.
 type Question = (&'static str, fn(&mut Client) -> Option<String>);
 
-const QUESTIONS: [Question; 7] = [
+const QUESTIONS: [Question; 9] = [
     ("follow from the next", |client| false_follow(client, NOW + 1)),
     ("follow from what was the next", |client| false_follow(client, KNOWN + 1)),
     ("read from the next", |client| false_read(client, NOW + 1, false)),
     ("read anywhere from the next", |client| false_read(client, NOW + 1, true)),
     ("trim up to the next", |client| client.trim(Lsn(NOW + 1)).err().as_ref().and_then(beyond_end)),
     ("read all", |client| false_read(client, 1, false)),
-    ("sync", |client| client.sync().ok().filter(|last| last.0 < NOW).map(|last| format!("synced up to {last}"))),
+    ("barrier", |client| client.barrier().ok().map(|passed| format!("passed in epoch {}", passed.epoch))),
+    ("position", |client| too_early(client.position().ok()?.last)),
+    ("sync", |client| too_early(client.sync().ok()?)),
 ];
 
 /// The first event that is no record. Nothing was lost, and it is not this sidecar's turn.
@@ -64,6 +66,11 @@ fn false_read(client: &mut Client, from: u64, anywhere: bool) -> Option<String> 
             Err(error) => return beyond_end(&error),
         }
     }
+}
+
+/// A position that acknowledged records are behind.
+fn too_early(last: Lsn) -> Option<String> {
+    (last.0 < NOW).then(|| format!("record {last} is the last"))
 }
 
 fn beyond_end(error: &Error) -> Option<String> {

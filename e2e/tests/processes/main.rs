@@ -28,6 +28,7 @@ mod redis;
 mod registry;
 mod ring;
 mod silent_connections;
+mod snapshots;
 mod sqlite;
 mod status;
 mod table_kills;
