@@ -3,7 +3,7 @@
 //! [`group`] starts and stops processes, [`observer`] looks at them from outside, [`app`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`steps`] are what many
 //! tests do, [`damage`] spoils files, [`hosts`] can be cut off, [`kv`] starts the example app beside sidecars. [`counters`] is an
-//! app that keeps snapshots in a plain log.
+//! app that keeps snapshots in a plain log, [`register`] one for pods that only read.
 //!
 //! [`table_app`] changes a table and knows what each key must have; [`races`] judges what several of them change at once.
 //!
@@ -30,6 +30,7 @@ pub mod postgres;
 pub mod process;
 pub mod races;
 pub mod redis;
+pub mod register;
 pub mod resp;
 pub mod sqlite;
 pub mod steps;

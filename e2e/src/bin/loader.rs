@@ -3,6 +3,7 @@
 //! `append` waits until its sidecar is primary, reads the whole log, and appends numbered records with many in flight; it may
 //! be killed or frozen at any moment. It reports to an oracle in a pod (`oracle`), or to a file that
 //! [`fleet`](tailwind_e2e::machines::fleet) reads. What is checked is in [`ack_oracle`](tailwind_e2e::cluster::ack_oracle).
+//! [`register`] is an app for pods that only read.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
 
 use std::fs::File;
@@ -17,6 +18,7 @@ use clap::{Args, Parser};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Ack, Error, Lsn, Options};
 use tailwind_e2e::cluster::ack_oracle::{AckOracle, OracleRequest, OracleResponse, RecordId, Run, STOPPED, push};
+use tailwind_e2e::processes::register;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Appends numbered records, reads them back, or keeps account of them.
@@ -33,6 +35,15 @@ enum Command {
         /// Longest record, without its id of 16 bytes
         #[arg(long, default_value_t = 200)]
         length_max: u64,
+    },
+    /// Keep one value in the log, and answer `GET key` and `SET key VALUE`
+    Register {
+        /// The sidecar's
+        #[arg(long, env = "TAILWIND_SOCKET")]
+        socket: PathBuf,
+        /// Where clients connect
+        #[arg(long)]
+        listen: String,
     },
     /// Check what loaders report
     Oracle {
@@ -85,6 +96,7 @@ fn main() -> Result<()> {
             println!("{}", serde_json::to_string(&runs)?);
             Ok(())
         }
+        Command::Register { socket, listen } => register::serve(&socket, &listen),
         Command::Oracle { listen } => serve_oracle(&listen),
     }
 }

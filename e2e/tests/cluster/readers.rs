@@ -9,15 +9,16 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tailwind_crds::ReaderStatus;
 use tailwind_e2e::cluster::kubernetes::{Cluster, text};
+use tailwind_e2e::cluster::namespace::image;
 use tailwind_e2e::cluster::operated::{GROUP, OperatedGroup, SIDECAR, spec};
 use tailwind_e2e::cluster::reports::sidecar_readiness;
 
 use crate::operated::outage_and;
-use crate::service::{PORT, primary_with_standby, store};
+use crate::service::{PORT, primary_with_standby};
 
 /// Readers of the group.
 const READERS: usize = 2;
-/// How long a store may take to connect, or to answer; it is asked again.
+/// How long a register may take to connect, or to answer; it is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Two pods of another app, with an account of their own, that follow the group's log.
@@ -35,7 +36,7 @@ fn start_readers(group: &OperatedGroup<'_>) -> Result<()> {
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
-                    "serviceAccountName": "readers", "terminationGracePeriodSeconds": 5, "containers": [store()],
+                    "serviceAccountName": "readers", "terminationGracePeriodSeconds": 5, "containers": [register()],
                 },
             },
         },
@@ -43,7 +44,17 @@ fn start_readers(group: &OperatedGroup<'_>) -> Result<()> {
     group.namespace.cluster.apply(&[account, deployment])
 }
 
-/// One command to the store in a pod: the value that it answers with, or its answer as it is.
+/// A value over a plain log. It listens once it has followed the log up to its end.
+fn register() -> Value {
+    json!({
+        // By this name its lines are known to be for people.
+        "name": "loader", "image": image("loader"), "imagePullPolicy": "IfNotPresent",
+        "args": ["register", format!("--listen=0.0.0.0:{PORT}")],
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "timeoutSeconds": 5},
+    })
+}
+
+/// One command to the register in a pod: the value that it answers with, or its answer as it is.
 fn ask(pod: &Value, command: &str) -> Result<String> {
     let address: SocketAddr = format!("{}:{PORT}", text(pod, "/status/podIP")).parse().context("the pod's address")?;
     let mut server = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
@@ -116,7 +127,7 @@ fn readers_answer_through_a_failover_and_while_they_may() {
     };
     let group = OperatedGroup::prepare(&cluster, "readers").unwrap();
     group.ask_for(spec(2)).unwrap();
-    group.start_apps_of(2, store()).unwrap();
+    group.start_apps_of(2, register()).unwrap();
     start_readers(&group).unwrap();
     let primary = primary_with_standby(&group, 2);
     write(&group, "before");

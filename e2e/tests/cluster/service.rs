@@ -60,7 +60,7 @@ pub(crate) fn beside_client(group: &OperatedGroup<'_>, command: &str, work: impl
     acks(&file)
 }
 
-pub(crate) fn store() -> Value {
+fn store() -> Value {
     json!({
         "name": "kv", "image": image("kv"), "imagePullPolicy": "IfNotPresent",
         "args": [format!("--listen=0.0.0.0:{PORT}"), "--metrics-listen=0.0.0.0:9121", "--memory-max=64MiB"],

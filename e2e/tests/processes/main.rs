@@ -25,6 +25,7 @@ mod postgres;
 mod pulls;
 mod readme;
 mod redis;
+mod register;
 mod registry;
 mod ring;
 mod silent_connections;
