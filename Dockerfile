@@ -49,7 +49,7 @@ LABEL org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.ve
 # ---- The example app ------------------------------------------------------------------------------------------------
 FROM base AS kv
 LABEL org.opencontainers.image.title="tailwind-kv" \
-    org.opencontainers.image.description="Key-value store that speaks RESP and keeps its writes in a Tailwind log"
+    org.opencontainers.image.description="Key-value store that speaks RESP and keeps its keys in a Tailwind table"
 COPY --from=builder /programs/tailwind-kv /usr/bin/tailwind-kv
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/tailwind-kv"]

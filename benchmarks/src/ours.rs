@@ -30,11 +30,21 @@ pub(crate) struct Shape {
     pub(crate) default_timeouts: bool,
     /// Clients use the ring, not the socket.
     pub(crate) ring: bool,
+    /// The group keeps a table, not a log.
+    pub(crate) table: Option<TableShape>,
+}
+
+/// How large a table is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableShape {
+    /// Bytes of its log.
+    pub(crate) size: u64,
+    pub(crate) keys: u64,
 }
 
 impl Shape {
     pub(crate) fn new(fabric: &'static str, copies: usize) -> Shape {
-        Shape { fabric, copies, sidecars: 1, buffers: 16, default_timeouts: false, ring: false }
+        Shape { fabric, copies, sidecars: 1, buffers: 16, default_timeouts: false, ring: false, table: None }
     }
 
     /// The same, by the ring.
@@ -73,11 +83,20 @@ impl Ours {
             let flags = ["--heartbeat-silence-ms", "--fence-wait-ms", "--rpc-timeout-ms"];
             setup.sidecar_options = flags.map(|flag| (flag, SILENCE_MS.to_owned())).to_vec();
         }
+        if let Some(TableShape { size, keys }) = shape.table {
+            let options = [("--table", format!("{}MiB", size >> 20)), ("--table-keys", keys.to_string())];
+            setup.sidecar_options.extend(options);
+        }
         let group = Group::start(setup).with_context(|| format!("start {name}"))?;
         group.wait_for_full_set().with_context(|| format!("start {name}"))?;
         let all_answer = |group: &Group| (0..group.sidecars()).all(|index| !group.status(index).is_null());
         group.wait("all sidecars to answer", all_answer).with_context(|| format!("start {name}"))?;
         Ok(Ours { name: name.to_owned(), group, shape: shape.clone() })
+    }
+
+    /// Its table, if it keeps one.
+    pub(crate) fn table(&self) -> Option<TableShape> {
+        self.shape.table
     }
 
     /// Its entry in the report.

@@ -1,18 +1,20 @@
 //! The workloads of the paper, put on the example app: reads and writes of keys that follow a Zipf distribution.
 //!
-//! Used by the comparison `baselines`, and the store itself by `followers`. The distribution is that of YCSB (Gray et al., *Quickly Generating Billion-Record
-//! Synthetic Databases*, SIGMOD 1994), without its scrambling: the store hashes its keys anyway.
+//! Used by the comparison `baselines`, and the store itself by `followers`. The distribution is that of YCSB (Gray et al., *Quickly
+//! Generating Billion-Record Synthetic Databases*, SIGMOD 1994), without its scrambling: the table hashes its keys anyway.
 
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use tailwind_client::Apply;
+use tailwind_client::blocking::Table;
 use tailwind_e2e::processes::kv::Servers;
 use tailwind_e2e::processes::resp::{RespClient, RespValue};
 
 use crate::load::Connection;
-use crate::ours::Ours;
+use crate::ours::{Ours, Shape, TableShape};
 use crate::peers::wire::{Protocol, Wire, excerpt, line};
 
 /// Keys in the store. The paper has 20 million.
@@ -22,62 +24,50 @@ const KEY_SIZE: usize = 30;
 pub(crate) const VALUE_SIZE: usize = 100;
 /// Skew, as in YCSB.
 const THETA: f64 = 0.99;
-/// Bytes of log after which the app writes a snapshot: often enough that disks do not fill, and rarely.
-const COMPACT_AT: &str = "256MiB";
-/// More than the most keys of any comparison take.
-const MEMORY_MAX: &str = "4GiB";
+/// Bytes of a table's log for each key: its record takes less than half of them, so the cleaner has little to move.
+const TABLE_PER_KEY: u64 = 512;
+/// Bytes of log of the smallest table: cleaned often enough that disks do not fill, and rarely.
+const TABLE_MIN: u64 = 256 << 20;
 /// How long a server may take to become primary and read the log, and how often it is tried.
 const PATIENCE: Duration = Duration::from_secs(120);
 const RETRY: Duration = Duration::from_micros(500);
-/// Writes in flight while the store is filled.
-const FILL_DEPTH: usize = 256;
 
 /// The example app beside a group's sidecar, with all keys in it.
 pub(crate) struct Store {
     pub(crate) servers: Servers,
     pub(crate) ours: Ours,
-    keys: u64,
     zipf: Arc<Zipf>,
 }
 
 impl Store {
-    /// Starts the app and fills it.
+    /// The shape of a group for the app.
+    pub(crate) fn shape(shape: Shape) -> Shape {
+        Store::shape_of_keys(shape, KEYS)
+    }
+
+    /// The same for so many keys.
+    pub(crate) fn shape_of_keys(shape: Shape, keys: u64) -> Shape {
+        Shape { table: Some(TableShape { size: TABLE_MIN.max(keys * TABLE_PER_KEY), keys }), ..shape }
+    }
+
+    /// Starts the app beside all sidecars of a group that keeps a table, and fills that. Each server has all keys then.
     pub(crate) fn start(ours: Ours) -> Result<Store> {
-        Store::of_keys(ours, KEYS)
-    }
-
-    /// The same with so many keys, which a server at a standby, if there is one, has too.
-    pub(crate) fn of_keys(ours: Ours, keys: u64) -> Result<Store> {
-        let servers = Servers::start(&ours.group, &["--compact-at", COMPACT_AT, "--memory-max", MEMORY_MAX])
-            .context("start the example app")?;
+        let keys = ours.table().context("the example app needs a table")?.keys;
+        let servers = Servers::start(&ours.group).context("start the example app")?;
         servers.wait_for_primary(0)?;
-        let store = Store { servers, ours, keys, zipf: Arc::new(Zipf::new(keys, THETA)) };
-        store.fill()?;
-        for standby in 1..store.ours.group.sidecars() {
+        fill(&ours, keys)?;
+        for server in 0..ours.group.sidecars() {
             let all = RespValue::Integer(keys as i64);
-            let has_all = || (store.servers.connect(standby).ok()?.ask(&["DBSIZE"]).ok()? == all).then_some(());
-            store.servers.wait("the server at the standby to have all keys", has_all)?;
+            let has_all = || (servers.connect(server).ok()?.ask(&["DBSIZE"]).ok()? == all).then_some(());
+            servers.wait("a server to have all keys", has_all)?;
         }
-        Ok(store)
-    }
-
-    fn fill(&self) -> Result<()> {
-        let mut connection = self.wire(Mix::Fill { next: 0 })?;
-        let (mut submitted, mut answered) = (0, 0);
-        while answered < self.keys {
-            while submitted < self.keys && submitted - answered < FILL_DEPTH as u64 {
-                connection.submit(&[7; VALUE_SIZE])?;
-                submitted += 1;
-            }
-            answered += connection.answers(true)? as u64;
-        }
-        Ok(())
+        Ok(Store { servers, ours, zipf: Arc::new(Zipf::new(keys, THETA)) })
     }
 
     /// Writes to a server until it takes the write, which it does once it is primary and has the log; when that was.
     pub(crate) fn first_write(&self, server: usize) -> Result<Instant> {
         let give_up = Instant::now() + PATIENCE;
-        let key = format!("{:0KEY_SIZE$}", 0);
+        let key = key(0);
         let mut client = None::<RespClient>;
         while Instant::now() < give_up {
             // One that has not started yet refuses connections; one that is not primary, the write.
@@ -94,45 +84,40 @@ impl Store {
 
     /// A client of which so many percent of the operations are reads. Clients with different seeds ask for different keys.
     pub(crate) fn connection(&self, reads: u64, seed: u64) -> Result<Box<dyn Connection>> {
-        Ok(Box::new(self.wire(Mix::Operations { reads, random: Random::new(seed) })?))
-    }
-
-    fn wire(&self, mix: Mix) -> Result<Wire<Operations>> {
         let stream = TcpStream::connect(("127.0.0.1", self.servers.port(0))).context("connect to the example app")?;
-        Wire::new(stream, Operations { zipf: Arc::clone(&self.zipf), mix })
+        let operations = Operations { zipf: Arc::clone(&self.zipf), reads, random: Random::new(seed) };
+        Ok(Box::new(Wire::new(stream, operations)?))
     }
 }
 
-/// What a client asks for.
-enum Mix {
-    /// Every key once.
-    Fill { next: u64 },
-    /// Keys by the distribution.
-    Operations {
-        /// In percent.
-        reads: u64,
-        random: Random,
-    },
+/// Puts every key once, without the app.
+fn fill(ours: &Ours, keys: u64) -> Result<()> {
+    let mut table = Table::over(ours.client(Duration::ZERO)?)?;
+    for number in 0..keys {
+        table.submit(Apply::new().put(key(number).as_bytes(), &[7; VALUE_SIZE]))?;
+        while let Some(ack) = table.client().try_next_ack() {
+            ack.outcome?;
+        }
+    }
+    table.client().flush().map(drop).context("fill the table")
 }
 
+pub(crate) fn key(number: u64) -> String {
+    format!("{number:0KEY_SIZE$}")
+}
+
+/// What a client asks for: keys by the distribution.
 struct Operations {
     zipf: Arc<Zipf>,
-    mix: Mix,
+    /// In percent.
+    reads: u64,
+    random: Random,
 }
 
 impl Protocol for Operations {
     fn encode(&mut self, value: &[u8], out: &mut Vec<u8>) {
-        let (key, read) = match &mut self.mix {
-            Mix::Fill { next } => {
-                *next += 1;
-                (*next - 1, false)
-            }
-            Mix::Operations { reads, random } => {
-                let read = random.next() % 100 < *reads;
-                (self.zipf.key(random.share()), read)
-            }
-        };
-        let key = format!("{key:0KEY_SIZE$}");
+        let read = self.random.next() % 100 < self.reads;
+        let key = key(self.zipf.key(self.random.share()));
         if read {
             out.extend_from_slice(format!("*2\r\n$3\r\nGET\r\n${KEY_SIZE}\r\n{key}\r\n").as_bytes());
         } else {
@@ -236,10 +221,7 @@ mod tests {
     #[test]
     fn operations_are_those_of_the_mix() {
         let operations = |reads| {
-            let mut all = Operations {
-                zipf: Arc::new(Zipf::new(KEYS, THETA)),
-                mix: Mix::Operations { reads, random: Random::new(7) },
-            };
+            let mut all = Operations { zipf: Arc::new(Zipf::new(KEYS, THETA)), reads, random: Random::new(7) };
             let mut out = Vec::new();
             (0..10_000).for_each(|_| all.encode(&[b'v'; VALUE_SIZE], &mut out));
             let text = String::from_utf8(out).unwrap();
@@ -252,10 +234,10 @@ mod tests {
 
     #[test]
     fn answers_are_counted_when_they_are_whole() {
-        let mut all = Operations { zipf: Arc::new(Zipf::new(2, THETA)), mix: Mix::Fill { next: 1 } };
+        let mut all = Operations { zipf: Arc::new(Zipf::new(1, THETA)), reads: 0, random: Random::new(7) };
         let mut out = Vec::new();
         all.encode(b"v", &mut out);
-        let key = format!("{}1", "0".repeat(29));
+        let key = "0".repeat(30);
         assert_eq!(String::from_utf8(out).unwrap(), format!("*3\r\n$3\r\nSET\r\n$30\r\n{key}\r\n$1\r\nv\r\n"));
         let mut decode = |input: &[u8]| all.decode(input, &mut Vec::new());
         assert_eq!(decode(b"+OK\r\n+OK").unwrap(), Some((5, 1)));

@@ -18,8 +18,9 @@ pub(crate) const ABOUT: &str = "One-sided replication beside two-sided, after fi
     a thread there polls, and counts that as done, as HydraDB does. Over `tcp` backups always copy: `Tailwind tcp` is a pipelined \
     RPC without the hand-over to a worker. *Write-only* are appends of 130 B (a key of 30 B and a value of 100 B), by clients of \
     the sidecar, each of which sends the next once the last is answered. *50/50* and *95/5* are reads and writes of the \
-    example store beside the sidecar, by clients of the store, with 100,000 keys by Zipf 0.99; it answers reads from its own \
-    table. CPU is that of the sidecar and its backups, until they have come to rest; the store's and the clients' is not \
+    example store beside the sidecar, by clients of the store, with 100,000 keys by Zipf 0.99. Its \
+    group keeps a table, and the store answers reads from its copy of that; until 27 November 2026 it kept its keys in a log. \
+    CPU is that of the sidecar and its backups, until they have come to rest; the store's and the clients' is not \
     in it.";
 
 const TAILWIND: &str = "Tailwind shm";
@@ -78,15 +79,15 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let (mut groups, mut stores) = (Vec::new(), Vec::new());
     for entry in &entries {
         let shape = Shape { buffers: BUFFERS, ..Shape::new(entry.fabric, 3) };
-        let start = |run: &mut Run<'_>| {
+        let start = |run: &mut Run<'_>, shape: &Shape| {
             run.say(format!("starting {}", entry.name));
-            Ours::start(entry.name, &program, &run.options.memory, &shape)
+            Ours::start(entry.name, &program, &run.options.memory, shape)
         };
-        let ours = start(run)?;
+        let ours = start(run, &shape)?;
         run.enter(contestant(&ours, entry.fabric));
         groups.push(ours);
         if entry.shared_memory {
-            let store = start(run)?;
+            let store = start(run, &Store::shape(shape))?;
             run.say(format!("filling the store of {}", entry.name));
             stores.push(Store::start(store).with_context(|| format!("the example store of {}", entry.name))?);
         }

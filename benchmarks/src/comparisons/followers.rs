@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
-use tailwind_client::blocking::Client;
+use tailwind_client::blocking::{Client, Table};
 use tailwind_client::{Error, FollowEvent, Lsn};
 use tailwind_e2e::processes::group::Process;
 use tailwind_e2e::processes::observer::Observer;
@@ -21,7 +21,7 @@ use crate::ours::{Ours, Shape};
 use crate::results::Metric;
 use crate::run::Run;
 use crate::statistics::{histogram, percentiles};
-use crate::workload::Store;
+use crate::workload::{self, Store};
 
 pub(crate) const ABOUT: &str = "Clients follow the log at a standby, which reads it from one backup at a time; 3 backups. First \
     the cost: one client appends 100 B pipelined with 2048 in flight at the primary, while nobody or 4 clients follow. The \
@@ -29,8 +29,9 @@ pub(crate) const ABOUT: &str = "Clients follow the log at a standby, which reads
     compared is what following takes from the primary and the backups, not from a machine that they share. Then the lag: a thousand records a second are appended, each with the time at which \
     it is submitted, and the time counts until the follower has it. Then the takeover: the primary is killed (SIGKILL) with a \
     log of the given size, and the time counts until the first ack of an app at the standby: one that needs nothing of the log \
-    (*group alone*), one that has followed (*warm*), and one that reads the log first (*cold*). With keys, the app is the example store, and a \
-    cold one is a process that is started when the primary dies. The standby learns of the death by the closed connection.";
+    (*group alone*), one that has followed (*warm*), and one that reads the log first (*cold*). With keys, the app is the example store, \
+    whose group keeps a table (until 27 November 2026 a log), and a cold one is a process that is started when the primary \
+    dies. The standby learns of the death by the closed connection.";
 
 const SIZE: usize = 100;
 const DEPTH: usize = 2048;
@@ -253,16 +254,19 @@ impl Following {
 }
 
 /// A group whose standby is about to take over.
-fn start_pair(run: &Run<'_>, app: App) -> Result<Ours> {
-    // The closed connection tells the standby of the kill. With the default time-outs a busy machine could fail over earlier.
-    let shape = Shape { sidecars: 2, ..Shape::new("shm", 3) };
-    Ours::start(app.name(), &run.program, &run.options.memory, &shape)
+fn start_pair(run: &Run<'_>, app: App, shape: &Shape) -> Result<Ours> {
+    Ours::start(app.name(), &run.program, &run.options.memory, shape)
+}
+
+/// The closed connection tells the standby of the kill. With the default time-outs a busy machine could fail over earlier.
+fn pair() -> Shape {
+    Shape { sidecars: 2, ..Shape::new("shm", 3) }
 }
 
 /// Fills the log, kills the primary, and notes when the app at the standby has its first ack.
 fn take_over(run: &mut Run<'_>, case: &str, length: Length, app: App) -> Result<()> {
     run.say(format!("{case}, {}", app.name()));
-    let mut ours = start_pair(run, app)?;
+    let mut ours = start_pair(run, app, &pair())?;
     let records = records_of(&ours, SIZE, length)?;
     // One that follows does so from the beginning, and continues while the log grows. The others wait for their turn only.
     let (ready, is_ready) = channel();
@@ -301,17 +305,25 @@ fn append_at(observer: &Observer, app: App, records: u64, ready: &Sender<()>) ->
     Ok(Instant::now())
 }
 
+/// What an app that needs nothing of a table does at a standby; when its first write was acknowledged.
+fn put_at(observer: &Observer) -> Result<Instant> {
+    let mut table = Table::over(observer.client(1, true)?)?;
+    table.put(workload::key(0).as_bytes(), &[9; SIZE])?;
+    Ok(Instant::now())
+}
+
 /// The same with the example store: beside the standby runs nothing, a server that follows, or one that is started when the
 /// primary dies.
 fn take_over_store(run: &mut Run<'_>, case: &str, keys: u64, app: App) -> Result<()> {
     run.say(format!("{case}, {}", app.name()));
-    let mut store = Store::of_keys(start_pair(run, app)?, keys).context("the example store")?;
+    let group = start_pair(run, app, &Store::shape_of_keys(pair(), keys))?;
+    let mut store = Store::start(group).context("the example store")?;
     if app != App::Warm {
         store.servers.kill(1)?;
     }
     settle(&store.ours.backups()?)?;
     let observer = store.ours.group.observer().clone();
-    let alone = (app == App::Alone).then(|| std::thread::spawn(move || append_at(&observer, app, 0, &channel().0)));
+    let alone = (app == App::Alone).then(|| std::thread::spawn(move || put_at(&observer)));
     // The app shall be waiting when the primary dies.
     std::thread::sleep(Duration::from_millis(300));
     let killed = Instant::now();

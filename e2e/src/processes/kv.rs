@@ -1,6 +1,6 @@
-//! The example app: its processes, each beside a sidecar of a group.
+//! The example app: its processes, each beside a sidecar of a group that keeps a table.
 //!
-//! Used by `tests/kv.rs`.
+//! Used by `tests/processes/kv.rs`, and by benchmarks.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,19 +32,17 @@ struct Server {
     port: u16,
     probes: u16,
     socket: PathBuf,
-    options: Vec<String>,
 }
 
 impl Servers {
-    /// Starts them all, with these options beside where to listen.
-    pub fn start(group: &Group, options: &[&str]) -> Result<Servers> {
+    /// Starts them all.
+    pub fn start(group: &Group) -> Result<Servers> {
         let server = |index: usize| {
             Ok(Server {
                 daemon: Daemon::new(&format!("kv{index}"), group.folder().join(format!("kv{index}.log"))),
                 port: free_port()?,
                 probes: free_port()?,
                 socket: group.socket(index),
-                options: options.iter().map(|option| (*option).to_owned()).collect(),
             })
         };
         let mut servers = Servers { servers: (0..group.sidecars()).map(server).collect::<Result<_>>()? };
@@ -54,10 +52,10 @@ impl Servers {
 
     /// Starts (or starts again) one.
     pub fn start_one(&mut self, index: usize) -> Result<()> {
-        let Server { daemon, port, probes, socket, options } = &mut self.servers[index];
+        let Server { daemon, port, probes, socket } = &mut self.servers[index];
         let mut command = Command::new(kv_program()?);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--socket").arg(socket);
-        command.arg("--metrics-listen").arg(format!("127.0.0.1:{probes}")).args(&*options);
+        command.arg("--probes-listen").arg(format!("127.0.0.1:{probes}"));
         daemon.start(command)
     }
 
@@ -76,6 +74,12 @@ impl Servers {
         self.servers[index].daemon.signal(Signal::TERM)?;
         let ended = self.servers[index].daemon.wait_for_end();
         ended.with_context(|| self.logs())
+    }
+
+    /// Waits until one has ended by itself; its exit code, and its log.
+    pub fn wait_for_end(&mut self, index: usize) -> Result<(Option<i32>, String)> {
+        let ended = self.servers[index].daemon.wait_for_end();
+        Ok((ended.with_context(|| self.logs())?, self.servers[index].daemon.log()))
     }
 
     /// Where one listens, on loopback.
@@ -112,13 +116,6 @@ impl Servers {
     /// What a probe of one is answered with.
     pub fn probe(&self, index: usize, path: &str) -> Option<HttpResponse> {
         http::get(self.servers[index].probes, path).ok()
-    }
-
-    /// A number among the metrics of one.
-    pub fn metric(&self, index: usize, name: &str) -> Option<u64> {
-        let text = String::from_utf8(self.probe(index, "/metrics")?.body).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("tailwind_kv_{name} ")))?;
-        line.parse().ok()
     }
 
     fn logs(&self) -> String {

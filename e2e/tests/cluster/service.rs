@@ -63,7 +63,7 @@ pub(crate) fn beside_client(group: &OperatedGroup<'_>, command: &str, work: impl
 fn store() -> Value {
     json!({
         "name": "kv", "image": image("kv"), "imagePullPolicy": "IfNotPresent",
-        "args": [format!("--listen=0.0.0.0:{PORT}"), "--metrics-listen=0.0.0.0:9121", "--memory-max=64MiB"],
+        "args": [format!("--listen=0.0.0.0:{PORT}"), "--probes-listen=0.0.0.0:9121"],
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9121}, "periodSeconds": 1, "timeoutSeconds": 5},
     })
 }
