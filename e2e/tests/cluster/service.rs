@@ -91,6 +91,7 @@ fn clients_follow_the_primary_without_operators() {
     let group = OperatedGroup::prepare(&cluster, "service").unwrap();
     let mut asked = spec(2);
     asked["primaryPorts"] = json!([{"name": "redis", "port": PORT}]);
+    asked["table"] = json!({"memory": "16Mi", "keys": 1000});
     group.ask_for(asked).unwrap();
     group.start_apps_of(3, store()).unwrap();
     primary_with_standby(&group, 2);
