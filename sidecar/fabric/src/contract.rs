@@ -19,7 +19,7 @@
 //! 3. **Barrier.** When [`Receiver::revoke_below`] returns, (a) no write of a revoked writer completes any more, (b) no
 //!    byte of a revoked writer lands any more in memory that [`Pool::read`](crate::Pool::read) shows, and (c) every
 //!    write that has completed is in that memory. It must not wait for the sender: a sender may be frozen in the middle
-//!    of a write.
+//!    of a write. Slots that are [retained](Receiver::retain) are left out of (b).
 //! 4. **Capability.** A sender reaches a slot only with a [`Grant`] that the receiver made for it, sent over the
 //!    control RPC. Anyone else who connects can neither write nor learn anything.
 //! 5. **Zero.** A slot is all zero when [`Receiver::lend`] returns, and stays unreachable for every earlier lending.
@@ -95,6 +95,13 @@ pub trait Receiver: Send {
     /// requests has got the grant, and those before the last are not known to have ended. The slot's memory is not kept for the
     /// next lending where such a post could touch it.
     fn doubt_end(&mut self, _slot: SlotId) {}
+    /// After [`end_lending`](Receiver::end_lending): what is in the slot is a cache, of which every reader checks every byte. A
+    /// revocation leaves it where it is, and its share with it: taking memory that nobody relies on out of a writer's reach would
+    /// only make a fence longer.
+    fn retain(&mut self, _slot: SlotId) {}
+    /// Gives the slot memory that is nobody's to write, all zero, for a cache that this process fills
+    /// ([`Pool::write`](crate::Pool::write)). An earlier lending of the slot, and its share, are over.
+    fn hold(&mut self, slot: SlotId) -> Result<(), FabricError>;
     /// Ends the lending of the slot, if there is one, whether its writer has finished or not, and gives the bytes up: the
     /// slot reads as zero. Its memory may be kept for the next lending, where no earlier writer can touch it.
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError>;

@@ -30,7 +30,7 @@
 //!
 //! A released slot keeps its memory if the writer had finished with it, and is lent in place to that writer alone; for
 //! any other one there is a new file. So a revocation leaves such memory alone: what a revoked writer maps of it nobody
-//! reads, then or later.
+//! reads, then or later. [Retained](Receiver::retain) memory is left alone too; whoever reads that checks every byte.
 //!
 //! 1. A post is over when it returns. A writer that has finished has no post under way: nothing is being copied to the
 //!    memory while it is cleared, or afterwards. A writer that has asked for the grant twice may have one, of the request before:
@@ -85,6 +85,8 @@ struct Lending {
     writer: Writer,
     /// It has said so.
     finished: bool,
+    /// What it has written is a cache by now.
+    retained: bool,
 }
 
 /// The sending half.
@@ -155,7 +157,7 @@ impl Receiver for ShmReceiver {
         let theirs = lending.is_none_or(|before| before.writer == writer);
         // Either ends the share that the slot may have.
         let memory = if theirs { self.pool.renew(slot)? } else { self.pool.fresh(slot)? };
-        *lending = Some(Lending { writer, finished: false });
+        *lending = Some(Lending { writer, finished: false, retained: false });
         memory.lend(key);
         // The pool has made sure that its path is UTF-8.
         let path = self.pool.pool().path(slot).to_string_lossy().into_owned();
@@ -175,6 +177,19 @@ impl Receiver for ShmReceiver {
         }
     }
 
+    fn retain(&mut self, slot: SlotId) {
+        if let Some(lending) = &mut self.lendings[slot.0 as usize] {
+            lending.retained = true;
+        }
+    }
+
+    fn hold(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        // Memory that was kept may be mapped by the writer that had it.
+        self.pool.fresh(slot)?;
+        self.lendings[slot.0 as usize] = None;
+        Ok(())
+    }
+
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         match self.lendings[slot.0 as usize] {
             Some(Lending { finished: true, .. }) => self.pool.keep(slot)?,
@@ -190,7 +205,8 @@ impl Receiver for ShmReceiver {
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
         self.revoked_below = self.revoked_below.max(writer);
         let slots = (0..).map(SlotId).zip(&self.lendings);
-        let held = |lending: &Option<Lending>| lending.is_some_and(|lending| lending.writer < writer);
+        let held =
+            |lending: &Option<Lending>| lending.is_some_and(|lending| lending.writer < writer && !lending.retained);
         // Memory that was kept can wait: nobody reads it, and the next lending, which is another writer's, gets a new file.
         let revoked: Vec<SlotId> = slots
             .filter(|(slot, lending)| held(lending) && self.pool.pool().has(*slot))

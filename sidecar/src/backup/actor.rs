@@ -624,6 +624,10 @@ mod tests {
             self.shm.end_lending(slot);
         }
 
+        fn hold(&mut self, slot: SlotId) -> Result<(), FabricError> {
+            self.shm.hold(slot)
+        }
+
         fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
             self.shm.release(slot)
         }

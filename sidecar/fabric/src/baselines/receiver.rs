@@ -173,6 +173,12 @@ impl Receiver for MessageReceiver {
         self.registry.end(slot);
     }
 
+    fn hold(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        self.end_lending(slot);
+        self.pool.renew(slot)?;
+        Ok(())
+    }
+
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
         // Only this process maps the memory, and after the end no thread of it writes there.

@@ -102,6 +102,13 @@ impl Receiver for TcpReceiver {
         self.registry.end(slot);
     }
 
+    fn hold(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        self.registry.end(slot);
+        self.shares.end(slot);
+        self.pool.renew(slot)?;
+        Ok(())
+    }
+
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.registry.end(slot);
         self.shares.end(slot);

@@ -243,6 +243,13 @@ impl Receiver for VerbsReceiver {
         }
     }
 
+    fn hold(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        self.end_lending(slot);
+        self.end_share(slot);
+        self.pool.renew(slot)?;
+        Ok(())
+    }
+
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
         self.end_share(slot);

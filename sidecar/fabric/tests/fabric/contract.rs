@@ -146,6 +146,8 @@ macro_rules! contract_suite {
                 kept_memory_is_out_of_reach_for_a_revoked_writer
                 a_grant_that_was_kept_back_opens_nothing_later
                 an_ended_lending_completes_no_write_and_keeps_its_bytes
+                a_retained_slot_outlasts_its_writer
+                a_held_slot_is_nobodys_to_write
                 the_other_fabric_is_refused
                 messages_survive_the_control_rpc
                 a_restart_keeps_bytes_and_is_a_barrier

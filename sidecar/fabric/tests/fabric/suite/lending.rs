@@ -1,5 +1,7 @@
 //! Promises 4, 5 and 7: what a grant is good for, that lent memory is zero, and that a restart is a barrier.
 
+use std::os::unix::fs::MetadataExt;
+
 use tailwind_fabric::{FabricError, FabricKind, Offer, RemoteBuffer, SIDE_SLOT_SIZE, SlotId, Writer};
 
 use super::{Fabric, SLOT_SIZE, SLOTS, World, complete, failure, pattern};
@@ -175,6 +177,56 @@ pub(crate) fn an_ended_lending_completes_no_write_and_keeps_its_bytes(fabric: &F
     world.receiver.end_lending(SlotId(3));
     failure(&mut *channel, &remote, &local);
     assert!(world.contents(3) == pattern(1));
+}
+
+/// What is only a cache stays where it is when its writer is revoked: no fence waits for a copy of it.
+pub(crate) fn a_retained_slot_outlasts_its_writer(fabric: &Fabric) {
+    let mut world = World::new(fabric);
+    let full = world.local(&pattern(9));
+    let mut channel = world.channel(1);
+    let old = fill(&mut world, 1, 0);
+    world.receiver.end_lending(SlotId(0));
+    world.receiver.retain(SlotId(0));
+    let before = inode(&world, 0);
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    assert!(world.contents(0) == pattern(1) && inode(&world, 0) == before, "the same memory");
+    // Its next user is alone with what he gets.
+    world.receiver.release(SlotId(0)).unwrap();
+    assert!(is_zero(&world.contents(0)));
+    let new = fill(&mut world, 2, 0);
+    let _ = channel.post(&old, &full, 0..SLOT_SIZE);
+    failure(&mut *channel, &old, &full);
+    assert!(world.contents(0) == pattern(2));
+    drop(new);
+}
+
+/// The device and inode of a slot's memory.
+fn inode(world: &World, slot: u32) -> (u64, u64) {
+    let found = std::fs::metadata(world.pool.path(SlotId(slot))).unwrap();
+    (found.dev(), found.ino())
+}
+
+pub(crate) fn a_held_slot_is_nobodys_to_write(fabric: &Fabric) {
+    let mut world = World::new(fabric);
+    let full = world.local(&pattern(9));
+    for released in [false, true] {
+        let mut channel = world.channel(1);
+        let old = fill(&mut world, 1, 0);
+        if released {
+            world.receiver.end_lending(SlotId(0));
+            world.receiver.release(SlotId(0)).unwrap();
+        }
+        world.receiver.hold(SlotId(0)).unwrap();
+        assert!(world.pool.has(SlotId(0)) && is_zero(&world.contents(0)));
+        world.pool.write(SlotId(0), 0, &pattern(3));
+        let _ = channel.post(&old, &full, 0..SLOT_SIZE);
+        failure(&mut *channel, &old, &full);
+        assert!(world.contents(0) == pattern(3), "released before: {released}");
+    }
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    assert!(world.contents(0) == pattern(3), "there is nobody to revoke");
+    world.lend(2, 0);
+    assert!(is_zero(&world.contents(0)));
 }
 
 pub(crate) fn the_other_fabric_is_refused(fabric: &Fabric) {
