@@ -3,7 +3,8 @@
 //! Called by `main`. In the order in which a start meets them: [`options`], `start_signals`, `memory` (the pool, the fabric),
 //! `room` (waits for memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold), `memory_bound` (how
 //! many segments the memory has room for), `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies
-//! segments from other backups), `quarantine` (what is set aside), `other_files` (what else fills the folder), `routes`,
+//! segments from other backups), `residents` (reads segments
+//! back into memory), `quarantine` (what is set aside), `other_files` (what else fills the folder), `routes`,
 //! `sending`, `heartbeats` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried
 //! out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
@@ -18,6 +19,7 @@ pub mod options;
 mod other_files;
 mod pull;
 mod quarantine;
+mod residents;
 mod room;
 mod routes;
 mod scrub;
@@ -85,6 +87,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         data,
         pool,
         buffers,
+        resident,
         segment_size,
         flush_dir,
         flush_bandwidth,
@@ -96,6 +99,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         log: _,
     } = options;
     let name = own_name(name)?;
+    let residents = residents::count(resident, segment_size)?;
+    let buffers = residents::beside(buffers, residents)?;
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
@@ -156,13 +161,15 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     };
     let (bound, other_bytes) = signals.step(look).await?;
     started.found.other_bytes = other_bytes;
-    let memory_bound = memory_bound(&home.pool, buffers, segment_size)
+    // A segment that is being loaded is in memory twice.
+    let memory_bound = memory_bound(&home.pool, buffers + u32::from(residents > 0), segment_size)
         .with_context(|| format!("look at pool folder {}", home.pool.display()))?;
     let limits = Limits {
         slots: buffers,
         slot_size: segment_size.bytes(),
         unflushed_bytes_max,
         flush_bytes_max: Some(bound.bytes),
+        residents,
         copies_max: usize::try_from(memory_bound.segments).unwrap_or(usize::MAX),
     };
     let (boot, unexpected_files) = (started.member_state.boot, started.unexpected_files);
@@ -210,6 +217,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
+    let loading = residents::load(handle.clone(), Arc::clone(&disk), residents);
     let counting = other_files::watch(flush_dir.clone(), handle.clone());
     let quarantine = Arc::new(Quarantine::new(flush_dir));
     let puller = Puller::new(&about, access.clone(), move || crate::fabric::reader(fabric, &rdma, own_ip))?;
@@ -231,6 +239,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     tokio::select! {
         result = serve_until(ended, listener, metrics_listener, service, &access) => result,
         never = scrubbing => match never {},
+        never = loading => match never {},
         never = counting => match never {},
         Err(error) = reload => Err(error).context("reload certificates or token"),
     }

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use anyhow::Context;
 use serde::Serialize;
 use tailwind_protocol::backup::{
-    Backup, Counts, FlushResult, Input, Limits, Output, Promise, Reply, RequestId, Slot, SlotRow,
+    Backup, Counts, FlushResult, Input, Limits, Output, Place, Promise, Reply, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::Purpose;
 use tailwind_protocol::scan::{self, Tail};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::disk::Disk;
 use crate::flusher::{Flusher, Job};
@@ -39,6 +39,8 @@ pub struct DaemonCounters {
     pub opens_refused: u64,
     /// Flushes that the disk refused.
     pub flush_failures: u64,
+    /// Closed segments that were read from disk into a buffer, to be residents.
+    pub resident_loads: u64,
 }
 
 /// The result of an output.
@@ -77,6 +79,8 @@ pub struct Daemon {
     rows: Vec<Option<SlotRow>>,
     /// One segment's bytes, for scans.
     bytes: Vec<u8>,
+    /// The bytes that are to be loaded next.
+    to_load: Option<Vec<u8>>,
     /// What has happened since the process started.
     pub tallies: DaemonCounters,
 }
@@ -98,6 +102,7 @@ impl Daemon {
             member_state,
             rows: vec![None; limits.slots as usize],
             bytes: Vec::new(),
+            to_load: None,
             tallies: DaemonCounters::default(),
         };
         (daemon, flusher)
@@ -141,8 +146,19 @@ impl Daemon {
             Input::Flushed(_, identity, FlushResult::Corrupt) => Some((*identity, self.machine.counts().corrupt)),
             _ => None,
         };
+        let rotten = match &input {
+            Input::FoundCorrupt(identity, Place::Both(slot)) => {
+                Some((*identity, slot.0, self.machine.counts().resident))
+            }
+            _ => None,
+        };
         let mut outputs = Vec::new();
         self.machine.step(input, &mut outputs);
+        if let Some((SegmentIdentity { segment, epoch, .. }, slot, _)) =
+            rotten.filter(|(_, _, before)| self.machine.counts().resident < *before)
+        {
+            warn!(%segment, %epoch, slot, "a resident does not verify: its segment is read from disk again");
+        }
         outputs.into_iter().rev().for_each(|output| self.todo.push_front(output));
         // One that was trimmed away while its flush waited is not.
         if let Some((SegmentIdentity { segment, epoch, .. }, _)) =
@@ -150,6 +166,13 @@ impl Daemon {
         {
             error!(%segment, %epoch, "closed segment is corrupt in memory: not flushed");
         }
+    }
+
+    /// These bytes of a closed copy were read from its file and verified: they become a resident, if there still is a slot for
+    /// it.
+    pub fn load(&mut self, identity: SegmentIdentity, closure: Closure, bytes: Vec<u8>) {
+        self.tell(Input::Load(identity, closure));
+        self.to_load = self.todo.iter().any(|output| matches!(output, Output::Load(_))).then_some(bytes);
     }
 
     /// Carries out the output that is due; `None` when there is none.
@@ -169,6 +192,13 @@ impl Daemon {
                 self.tell(Input::Lent(id, slot, lent));
             }
             Output::EndLending(slot) => lender.end_lending(slot),
+            Output::Retain(slot) => lender.retain(slot),
+            Output::Load(slot) => {
+                let bytes = self.to_load.take().context("load a segment that nobody has read")?;
+                let loaded = lender.load(slot, &bytes);
+                self.tallies.resident_loads += u64::from(loaded.is_ok());
+                self.tell(Input::Loaded(slot, loaded));
+            }
             Output::Scan(slot, identity) => {
                 let tail = self.scan(lender, slot, &identity)?;
                 self.tell(Input::Scanned(slot, tail));
@@ -272,11 +302,13 @@ impl Daemon {
 
     fn save_slot(&mut self, slot: Slot, row: Option<SlotRow>) -> anyhow::Result<()> {
         // From here on the memory holds what the disk does not: the mark of the last shutdown is no longer true.
-        if row.is_some() && std::mem::take(&mut self.member_state.complete) {
+        let is_resident = row.as_ref().is_some_and(SlotRow::is_resident);
+        if row.is_some() && !is_resident && std::mem::take(&mut self.member_state.complete) {
             self.write_member_state()?;
         }
         self.table.save(slot, row.as_ref())?;
         match &row {
+            Some(_) if is_resident => {}
             Some(SlotRow { identity, purpose: Purpose::Install, closed: Some(_), .. }) => {
                 info!(segment = %identity.segment, epoch = %identity.epoch, slot = slot.0, "moving to quarantine");
             }

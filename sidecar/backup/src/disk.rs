@@ -354,7 +354,8 @@ impl Disk {
         Ok(file)
     }
 
-    fn find_closed(&self, segment: SegmentId) -> Result<Box<dyn File>, ReadError> {
+    /// The same, of which nothing need be read.
+    pub(crate) fn find_closed(&self, segment: SegmentId) -> Result<Box<dyn File>, ReadError> {
         self.folder.open(&name(segment, Sealed::Closed)).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => ReadError::Missing,
             _ => ReadError::Io(error),

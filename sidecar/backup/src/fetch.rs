@@ -1,4 +1,5 @@
-//! Reads a closed segment for another process, from its buffer or its file.
+//! Reads a closed segment for another process, from its buffer or its file. Of a resident, which is in both, the buffer is read;
+//! if that does not verify, the machine is told, and the answer comes from the file.
 //!
 //! Called by the code that answers [`Reply::Fetch`](tailwind_protocol::backup::Reply::Fetch), and by the scrub. The copy may
 //! move from memory to disk, or go, while it is read: a caller asks the machine again before it believes that the copy is
@@ -7,7 +8,7 @@
 use std::io;
 
 use tailwind_protocol::backup::{Place, Slot};
-use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tailwind_protocol::scan;
 
 use crate::disk::{Disk, ReadError};
@@ -27,7 +28,7 @@ pub fn fetch(
     }
     match place {
         Place::Disk => disk.read_closed(identity, closure),
-        Place::Memory(slot) => {
+        Place::Memory(slot) | Place::Both(slot) => {
             let mut bytes = vec![0; closure.end.0 as usize];
             buffers.read(slot, 0, &mut bytes).map_err(|error| ReadError::Io(io::Error::other(error)))?;
             if scan::verify(&bytes, identity, closure) { Ok(bytes) } else { Err(ReadError::Corrupt) }
@@ -46,6 +47,8 @@ pub struct Unchecked {
 enum Source {
     Buffer(Slot),
     File(Box<dyn File>),
+    /// A resident's buffer, and its file for when the slot has been lent to another segment.
+    Resident(Slot, SegmentIdentity, Result<Box<dyn File>, ReadError>),
 }
 
 impl Unchecked {
@@ -62,6 +65,7 @@ impl Unchecked {
             _ if end > identity.size.bytes() => return Err(ReadError::Corrupt),
             Place::Memory(slot) => Source::Buffer(slot),
             Place::Disk => Source::File(disk.open_closed(identity.segment)?),
+            Place::Both(slot) => Source::Resident(slot, *identity, disk.find_closed(identity.segment)),
         };
         match &from {
             Source::File(file) if file.length().map_err(ReadError::Io)? < u64::from(end) => Err(ReadError::Corrupt),
@@ -80,6 +84,18 @@ impl Unchecked {
         match &self.from {
             Source::Buffer(slot) => buffers.read(*slot, at, out),
             Source::File(file) => file.read_exact_at(at.into(), out),
+            Source::Resident(slot, identity, file) => {
+                let read = buffers.read(*slot, at, out);
+                // Looked at behind the read: a slot that still begins like this segment has held it all the time.
+                let mut header = [0; SEGMENT_HEADER_SIZE];
+                let same = read.and_then(|()| buffers.read(*slot, 0, &mut header)).is_ok();
+                let same = same && SegmentIdentity::from_header(&header).is_some_and(|(found, _)| found == *identity);
+                match file {
+                    _ if same => Ok(()),
+                    Ok(file) => file.read_exact_at(at.into(), out),
+                    Err(error) => Err(io::Error::other(format!("{error:?}"))),
+                }
+            }
         }
     }
 }
@@ -92,6 +108,8 @@ pub fn scrub(
     identity: &SegmentIdentity,
     closure: &Closure,
 ) -> Result<u64, ReadError> {
+    // What has rotted on disk shows there alone.
+    let place = if let Place::Both(_) = place { Place::Disk } else { place };
     if place == Place::Disk {
         disk.forget_cached(identity.segment);
     }

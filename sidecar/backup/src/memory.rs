@@ -38,6 +38,13 @@ pub trait Lender: Buffers {
     /// Ends one lending whose writer has said that it is finished: it writes nothing more.
     fn end_lending(&mut self, slot: Slot);
 
+    /// The slot's lending has ended, and its bytes are a cache of what is on disk: a revocation leaves them where they are.
+    fn retain(&mut self, slot: Slot);
+
+    /// Fills a slot that is not in use, and that nobody may write, with the bytes of such a cache. An error is why there is no
+    /// memory for it just now.
+    fn load(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), String>;
+
     /// Revokes every writer of an epoch below this one, for good: when it returns `Done`, none of their writes arrives. On
     /// an error the process must end.
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation>;

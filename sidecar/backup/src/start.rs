@@ -9,6 +9,7 @@
 //!
 //! Otherwise a new one is drawn. The promise is kept in any case: it is on disk, and without it nothing starts.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -150,8 +151,14 @@ fn resume(
 ) -> anyhow::Result<Started> {
     memory.open()?;
     let Rows { used: rows, damaged } = table.rows(owner.slots)?;
+    let (residents, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, row)| row.is_resident());
     if let Some((slot, _)) = rows.iter().find(|(slot, _)| slot.0 >= home.buffers) {
-        bail!("buffer {} is in use, but --buffers is {}: start with at least {}", slot.0, home.buffers, slot.0 + 1);
+        bail!(
+            "buffer {} is in use, but there are {} (--buffers, and those of --resident): start with at least {}",
+            slot.0,
+            home.buffers,
+            slot.0 + 1
+        );
     }
     if let Some((slot, row)) = rows.iter().find(|(_, row)| row.identity.size > home.segment_size) {
         bail!(
@@ -176,13 +183,16 @@ fn resume(
     if home.buffers >= owner.slots {
         evidence.leave_on_disk(&mut left, (home.buffers as usize).saturating_sub(used.len()));
     }
+    let room = (home.buffers as usize).saturating_sub(used.len() + left.len());
+    let residents = keep_residents(home, memory, &table, residents, room)?;
+    let used: Vec<Slot> = used.into_iter().chain(residents.iter().map(|(slot, _)| *slot)).collect();
     let mut rows = rows;
     rows.extend(load(home, &disk, memory, &table, &left, &used, |open| disk.read_open(open))?);
     evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
     // Their rows stay until the doubt is on disk: a start that fails before that must not have forgotten them.
-    let slots = Slots { here: rows, missing, unreadable: damaged };
+    let slots = Slots { here: rows, residents, missing, unreadable: damaged };
     Ok(evidence.started(disk, table, promise_file, member_state, slots, listing))
 }
 
@@ -248,7 +258,7 @@ fn begin(
         table,
         promise_file,
         member_state,
-        Slots { here: rows, missing: Vec::new(), unreadable: Vec::new() },
+        Slots { here: rows, residents: Vec::new(), missing: Vec::new(), unreadable: Vec::new() },
         listing,
     ))
 }
@@ -256,9 +266,29 @@ fn begin(
 /// Slots in use.
 struct Slots {
     here: Vec<(Slot, SlotRow)>,
+    residents: Vec<(Slot, SlotRow)>,
     /// Slots whose memory is gone.
     missing: Vec<(Slot, SlotRow)>,
     unreadable: Vec<Slot>,
+}
+
+/// The newest residents whose memory is here, at most `room` of them. What is in them is on disk, so the rows of the others are
+/// forgotten: their slots are free.
+fn keep_residents(
+    home: &BackupConfig,
+    memory: &dyn Memory,
+    table: &SlotTable,
+    rows: Vec<(Slot, SlotRow)>,
+    room: usize,
+) -> anyhow::Result<Vec<(Slot, SlotRow)>> {
+    let fits = |(slot, row): &(Slot, SlotRow)| slot.0 < home.buffers && row.identity.size <= home.segment_size;
+    let (mut kept, mut lost): (Vec<_>, Vec<_>) = rows.into_iter().partition(|own| fits(own) && memory.has(own.0));
+    kept.sort_unstable_by_key(|(_, row)| Reverse(row.identity.segment));
+    lost.extend(kept.drain(room.min(kept.len())..));
+    for (slot, _) in lost {
+        table.save(slot, None)?;
+    }
+    Ok(kept)
 }
 
 /// What this backup knows that it must hold.
@@ -365,6 +395,7 @@ impl Evidence {
         let found = Found {
             promise: member_state.promise.clone(),
             rows: slots.here,
+            residents: slots.residents,
             missing: slots.missing,
             unreadable: slots.unreadable,
             files,

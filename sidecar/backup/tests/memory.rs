@@ -210,6 +210,12 @@ impl Lender for Pool {
 
     fn end_lending(&mut self, _: Slot) {}
 
+    fn retain(&mut self, _: Slot) {}
+
+    fn load(&mut self, _: Slot, _: &[u8]) -> Result<(), String> {
+        Err("nothing is loaded".to_owned())
+    }
+
     fn revoke_below(&mut self, _: Epoch) -> anyhow::Result<Revocation> {
         Ok(Revocation::Done)
     }
@@ -272,6 +278,7 @@ impl Process {
             slot_size,
             unflushed_bytes_max: u64::MAX,
             flush_bytes_max: None,
+            residents: 0,
             copies_max: INVENTORY_MAX,
         };
         let (daemon, flusher) = Daemon::new(started, limits);

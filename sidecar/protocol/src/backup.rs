@@ -9,7 +9,8 @@
 //! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is present, compared
 //! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`syncing`] (what must survive the loss of all
 //! memory), [`keeping`] (fetches, trims, drops, quarantine), [`folder`] (how full the flush folder is), [`sharing`] (what
-//! readers may read), [`pulling`] (what it may copy from others by itself); [`copy`] is one segment's copy.
+//! readers may read), [`pulling`] (what it may copy from others by itself), [`resident`] (copies on disk that keep a buffer as a
+//! cache); [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
@@ -20,6 +21,7 @@ mod keeping;
 mod lending;
 mod messages;
 mod pulling;
+mod resident;
 mod sharing;
 mod start;
 mod syncing;
@@ -40,6 +42,7 @@ pub use start::Found;
 use fence::PendingFence;
 use folder::OtherFiles;
 use keeping::Leaving;
+use resident::Resident;
 
 /// How long a caller should wait before it requests a buffer again: about the time to flush one segment.
 const RETRY_AFTER_MS: u32 = 100;
@@ -62,6 +65,8 @@ pub struct Backup {
     promise: Promise,
     /// The current copy of each segment.
     copies: BTreeMap<SegmentId, Copy>,
+    /// Buffers of closed copies that are on disk: a cache, which nothing but reads looks at.
+    residents: BTreeMap<SegmentId, Resident>,
     /// Images being installed: they count once closed.
     installs: BTreeMap<SegmentId, Copy>,
     fence: Option<PendingFence>,
@@ -105,7 +110,9 @@ impl Backup {
             Input::Flushed(slot, identity, result) => self.on_flushed(slot, &identity, &result, out),
             Input::OpenFlushed(id, identity, result) => self.on_open_flushed(id, &identity, result, out),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
-            Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
+            Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place, out),
+            Input::Load(identity, closure) => self.on_load(identity, closure, out),
+            Input::Loaded(slot, result) => self.on_loaded(slot, result, out),
             Input::GivenUp(slot) => self.on_given_up(slot, out),
             Input::Deleted(segments) => self.on_deleted(&segments, out),
             Input::NotDeleted(segments) => self.on_not_deleted(&segments, out),
@@ -113,6 +120,7 @@ impl Backup {
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),
         }
+        self.free_strays(out);
         self.note_quarantined(&out[before..]);
         self.check();
     }
@@ -177,7 +185,7 @@ impl Backup {
         [Output::SaveSlot(slot, None), Output::Release(slot)]
     }
 
-    /// Slots that are not free.
+    /// Slots that are not free; those of residents are.
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
         // One beyond the slots that there are takes none of them.
         self.slots_to_flush().chain(self.missing.filter(|slot| slot.0 < self.limits.slots))
@@ -258,6 +266,7 @@ impl Backup {
             corrupt: stage(Stage::Corrupt),
             damaged: self.copies.values().filter(|copy| copy.is_damaged()).count() as u64,
             doubtful: u64::from(self.promise.doubt.is_some()),
+            resident: self.residents.len() as u64,
             on_disk: self.copies.values().filter(|copy| copy.place == Place::Disk).count() as u64,
             unflushed_bytes: self.unflushed_bytes(),
             flush_bytes: self.flush_bytes(),
@@ -266,14 +275,16 @@ impl Backup {
 
     /// What must be true between any two inputs.
     fn check(&self) {
-        let mut slots: Vec<Slot> = self.slots_in_use().collect();
+        let mut slots: Vec<Slot> = self.slots_in_use().chain(self.resident_slots()).collect();
         slots.sort_unstable();
         let used = slots.len();
         slots.dedup();
         assert_eq!(slots.len(), used, "a slot serves one segment at a time");
         assert!(used as u64 <= u64::from(self.limits.slots), "no more slots in use than there are");
+        assert!(self.residents.len() <= self.limits.residents as usize, "no more residents than there may be");
         for (segment, copy) in self.copies.iter().chain(&self.installs) {
             assert_eq!(*segment, copy.identity.segment);
+            assert!(!matches!(copy.place, Place::Both(_)), "a resident is no place of its copy");
             let excused = self.promise.doubt.is_some() || planted::any();
             let promised = copy.identity.epoch <= self.promise.epoch;
             assert!(promised || excused, "only a copy found at start may be of an epoch that was never promised");
@@ -296,6 +307,8 @@ pub struct Counts {
     pub damaged: u64,
     /// 1 if there is a doubt: something is missing that cannot be named.
     pub doubtful: u64,
+    /// Of the closed copies on disk, those that have a buffer too.
+    pub resident: u64,
     /// Copies on disk.
     pub on_disk: u64,
     /// Bytes lent, or closed and not yet on disk.

@@ -116,6 +116,8 @@ bugs! {
     StalePromiseBelieved = "stale-promise-believed",
     /// Backup: an image is closed without a look at its bytes. Breaks S8, where a backup has pulled it from a rotten copy.
     ImageUnverified = "image-unverified",
+    /// Backup: a copy whose file is gone or has rotted counts as whole while a resident holds its bytes. Breaks S12.
+    ResidentIsEvidence = "resident-is-evidence",
     /// Primary: corrupt copies at a member are not repaired. There are fewer copies than reported.
     RotIsLeft = "rot-is-left",
     /// Primary: a copy is closed as soon as its segment is acknowledged, though its own writes are under way: while the set

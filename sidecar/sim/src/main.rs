@@ -50,6 +50,9 @@ struct Args {
     /// What every group keeps, instead of what its seed draws
     #[arg(long, value_name = "log|table", value_parser = kind)]
     kind: Option<Kind>,
+    /// Whether backups have residents, instead of what each seed draws
+    #[arg(long, value_name = "true|false")]
+    residents: Option<bool>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -80,7 +83,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(Command::Exhaust { scenario }) = &args.command {
         return exhaust(scenario.as_deref());
     }
-    let fixed = Fixed { durability: args.durability, kind: args.kind };
+    let fixed = Fixed { durability: args.durability, kind: args.kind, residents: args.residents };
     if let Some(seed) = args.seed {
         return tell(seed, fixed);
     }

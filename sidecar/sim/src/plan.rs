@@ -54,6 +54,8 @@ pub struct Fixed {
     pub durability: Option<Durability>,
     /// What the group keeps.
     pub kind: Option<Kind>,
+    /// Whether backups have residents.
+    pub residents: Option<bool>,
 }
 
 /// A group that keeps a table.
@@ -102,6 +104,29 @@ impl TablePlan {
             value_max: *random.pick(&[30, 700, 4000]),
             large_one_in: random.within(2, 10),
         })
+    }
+}
+
+/// Residents, and what befalls them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ResidentPlan {
+    /// Of each backup at most.
+    pub(crate) count: u32,
+    /// Faults that strike beside the others.
+    pub(crate) faults: Vec<Fault>,
+}
+
+impl ResidentPlan {
+    /// In a third of all seeds. Drawn apart, so that the others play as they did before there were any.
+    pub(crate) fn draw(seed: u64, wanted: Option<bool>) -> ResidentPlan {
+        let mut random = Random::new(seed ^ RESIDENTS);
+        let has_residents = random.one_in(3);
+        if !wanted.unwrap_or(has_residents) {
+            return ResidentPlan::default();
+        }
+        let faults = [Fault::ResidentRots, Fault::ResidentLost, Fault::LoadRefused];
+        let faults = faults.into_iter().filter(|_| random.one_in(2)).collect();
+        ResidentPlan { count: *random.pick(&[1, 2, 4, 100]), faults }
     }
 }
 
@@ -185,6 +210,8 @@ pub struct Plan {
     pub pulls: bool,
     /// How a primary's ends of its queue pairs behave.
     pub sending: Sending,
+    /// Residents of each backup at most, in the buffers that it has.
+    pub residents: u32,
     /// Of a group that keeps a table.
     pub table: Option<TablePlan>,
     /// Faults that strike in this seed.
@@ -211,6 +238,8 @@ const DRAWN_APART: [(Fault, u64); 12] = [
 const APART: u64 = 0x6c61_7465_7221;
 /// The same of those that decide on tables.
 const TABLES: u64 = 0x7461_626c_6573;
+/// The same of those that decide on residents.
+const RESIDENTS: u64 = 0x7265_7369_6465;
 
 impl Plan {
     /// Draws a plan.
@@ -260,6 +289,7 @@ impl Plan {
             read_grain,
             pulls,
             sending: Sending::draw(&mut apart),
+            residents: 0,
             table: None,
             faults,
         }
@@ -287,6 +317,7 @@ impl Plan {
             read_grain: None,
             pulls: shape.pulls,
             sending: Sending::PLAIN,
+            residents: 0,
             table: (shape.kind == Kind::Table).then(TablePlan::still),
             faults: vec![Fault::ClosedBitFlip],
         }

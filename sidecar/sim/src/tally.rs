@@ -150,6 +150,12 @@ faults! {
     SyncedAndDark = 0 "power lost everywhere after a sync, and recovered from disk",
     /// A primary's queue pair fails at a post. Drawn apart.
     PostFails = 0 "post failed",
+    /// A bit flips in the buffer of a resident. Drawn apart.
+    ResidentRots = 0 "bit flipped in a resident",
+    /// The file of a resident's buffer is gone. Drawn apart.
+    ResidentLost = 0 "file of a resident's buffer lost",
+    /// There is no memory for a segment that was read from disk to be a resident. Drawn apart.
+    LoadRefused = 0 "load of a resident refused",
     /// A link between two backups is cut, over which one pulls from the other. Drawn apart.
     BackupsApart = 0 "link between backups cut",
     /// Somebody edits how many copies the group wants. Struck by [`desired`](crate::world), not by the plan.
@@ -187,6 +193,12 @@ pub struct Tally {
     pub pulls: u64,
     /// Pulls that no source could serve.
     pub pulls_failed: u64,
+    /// Segments read from disk to be residents.
+    pub loads: u64,
+    /// Segments fetched from residents, and read from them one-sidedly.
+    pub from_residents: u64,
+    /// Residents that did not verify when they were fetched.
+    pub residents_corrupt: u64,
     /// Syncs answered.
     pub syncs: u64,
     /// Barriers passed.
@@ -254,6 +266,9 @@ impl Tally {
         self.pauses += other.pauses;
         self.pulls += other.pulls;
         self.pulls_failed += other.pulls_failed;
+        self.loads += other.loads;
+        self.from_residents += other.from_residents;
+        self.residents_corrupt += other.residents_corrupt;
         self.syncs += other.syncs;
         self.barriers += other.barriers;
         self.boards_read += other.boards_read;
@@ -292,6 +307,11 @@ impl fmt::Display for Tally {
             self.failovers, self.swaps, self.pauses, self.syncs, self.barriers
         )?;
         writeln!(f, "{} segments pulled, {} pulls that no source could serve", self.pulls, self.pulls_failed)?;
+        writeln!(
+            f,
+            "{} residents loaded, {} read instead of their files, {} that did not verify",
+            self.loads, self.from_residents, self.residents_corrupt
+        )?;
         writeln!(
             f,
             "{} boards read, {} of them of a known age; {} torn or not written yet",

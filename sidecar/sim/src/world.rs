@@ -25,6 +25,7 @@ pub(crate) mod network;
 pub(crate) mod pull;
 pub(crate) mod queue;
 mod reading;
+mod residents;
 mod scrub;
 mod seats;
 mod sender;
@@ -38,7 +39,7 @@ use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::GroupName;
 
 use crate::check::{Checks, broken};
-use crate::plan::{Fixed, Plan, Shape, TablePlan};
+use crate::plan::{Fixed, Plan, ResidentPlan, Shape, TablePlan};
 use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, trace};
@@ -163,8 +164,14 @@ impl World {
     /// The world of this seed, but for what is fixed. `listening`: whether its story is wanted.
     pub fn new(seed: u64, listening: bool, fixed: Fixed) -> World {
         let table = TablePlan::draw(seed, fixed.kind);
-        let durability = |plan: &Plan| fixed.durability.unwrap_or(plan.durability);
-        World::drawn(seed, listening, |plan| Plan { durability: durability(&plan), table, ..plan })
+        let ResidentPlan { count: residents, faults: more } = ResidentPlan::draw(seed, fixed.residents);
+        World::drawn(seed, listening, |plan| Plan {
+            durability: fixed.durability.unwrap_or(plan.durability),
+            table,
+            residents,
+            faults: plan.faults.iter().copied().chain(more).collect(),
+            ..plan
+        })
     }
 
     fn drawn(seed: u64, listening: bool, change: impl FnOnce(Plan) -> Plan) -> World {
@@ -184,8 +191,9 @@ impl World {
         let plan = &world.plan;
         trace!(
             world,
-            "{}{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
+            "{}{}{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
             if plan.table.is_some() { "a table: " } else { "" },
+            if plan.residents > 0 { "with residents: " } else { "" },
             plan.backups,
             world.hosts.len(),
             plan.sidecars,
@@ -540,6 +548,7 @@ impl World {
                 self.let_flusher_rest(no);
                 if !self.by_hand {
                     self.scrub_one(no);
+                    self.load_one(no);
                 }
                 self.queue.plan(HOST_TICK, Event::HostTick(no));
             }

@@ -27,11 +27,13 @@ enum How {
 fn hunt(bug: Bug, known: u64, how: How) {
     // A third of all seeds are tables, and would find bugs of other parts too: but the noted ones were found in logs.
     let kind = Some(if bug.is_of_tables() { Kind::Table } else { Kind::Log });
+    // Nor had they residents.
+    let residents = Some(bug == Bug::ResidentIsEvidence);
     let broken = |seed, planted| {
         planted::plant(planted);
         let played = match how {
-            How::Drawn => play(seed, false, Fixed { durability: None, kind }),
-            How::Under(durability) => play(seed, false, Fixed { durability: Some(durability), kind }),
+            How::Drawn => play(seed, false, Fixed { kind, residents, ..Fixed::default() }),
+            How::Under(durability) => play(seed, false, Fixed { durability: Some(durability), kind, residents }),
             How::Lying(lie) => play_lying(seed, lie),
         };
         let end = played.end;
@@ -124,6 +126,7 @@ hunts! {
     marks_ignored MarksIgnored after 176;
     stale_promise_believed StalePromiseBelieved after 156 under Flushed;
     image_unverified ImageUnverified after 308;
+    resident_is_evidence ResidentIsEvidence after 26;
     rot_is_left RotIsLeft after 8;
     completion_before_placement CompletionBeforePlacement after 176;
     index_before_ack IndexBeforeAck after 1;

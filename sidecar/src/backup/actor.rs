@@ -29,8 +29,8 @@ use crate::thread::spawn_owned;
 
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
 const REQUESTS_MAX: usize = 256;
-/// Questions under way that the actor answers as soon as it reads them: those of the status, of the scrub and of pulls that have
-/// failed. They do not wait behind requests, so that the status shows what those wait for.
+/// Questions under way that the actor answers as soon as it reads them: those of the status, of the scrub, of loads and of pulls
+/// that have failed. They do not wait behind requests, so that the status shows what those wait for.
 const QUESTIONS_MAX: usize = 64;
 /// How often failed flushes are tried again.
 const TICK: Duration = Duration::from_secs(1);
@@ -109,6 +109,8 @@ enum ActorMessage {
     AdmitPull(Box<PullRequest>, Answer<Result<bool, Refusal>>),
     GiveUp(Filling, Answer<()>),
     Share(ShareRequest, Answer<Result<ShareReply<ReadGrant>, Refusal>>),
+    Loadable(Answer<Option<(SegmentIdentity, Closure)>>),
+    Load(SegmentIdentity, Closure, Vec<u8>, Answer<bool>),
 }
 
 /// Where an answer goes, and the place that its question holds until then.
@@ -179,6 +181,16 @@ impl Handle {
     /// The first closed copy behind this segment; `None` when there is none, or the actor is gone.
     pub(super) async fn closed_behind(&self, segment: SegmentId) -> Option<ClosedCopy> {
         self.question(|answer| ActorMessage::ClosedBehind(segment, answer)).await?
+    }
+
+    /// The closed copy that is to be read into a buffer next, if any.
+    pub(super) async fn loadable(&self) -> Option<(SegmentIdentity, Closure)> {
+        self.question(ActorMessage::Loadable).await?
+    }
+
+    /// These bytes of a closed copy were read from its file and verified. True if they are in a buffer now.
+    pub(super) async fn load(&self, identity: SegmentIdentity, closure: Closure, bytes: Vec<u8>) -> bool {
+        self.question(|answer| ActorMessage::Load(identity, closure, bytes, answer)).await.unwrap_or(false)
     }
 
     /// Makes a reader's channel ready. Guests have a certificate of readers, and fewer places. `place` is held until it is.
@@ -417,6 +429,19 @@ impl Running {
             }
             ActorMessage::Share(request, answer) => {
                 answer.send(self.share(&request));
+                Ok(())
+            }
+            ActorMessage::Loadable(answer) => {
+                let loadable = self.actor.daemon.machine().loadable();
+                answer.send(loadable.filter(|_| self.blocked.is_none()));
+                Ok(())
+            }
+            ActorMessage::Load(identity, closure, bytes, answer) => {
+                if self.blocked.is_none() {
+                    self.actor.daemon.load(identity, closure, bytes);
+                    self.carry_out()?;
+                }
+                answer.send(self.actor.daemon.machine().is_resident(identity.segment));
                 Ok(())
             }
             ActorMessage::Status(answer) => {
@@ -663,6 +688,7 @@ mod tests {
             slot_size: home.segment_size.bytes(),
             unflushed_bytes_max: u64::MAX,
             flush_bytes_max: None,
+            residents: 0,
             copies_max: usize::MAX,
         };
         let (daemon, flusher) = Daemon::new(started, limits);

@@ -510,6 +510,16 @@ impl Lender for Lent {
         }
     }
 
+    fn retain(&mut self, slot: Slot) {
+        self.receiver.retain(SlotId(slot.0));
+    }
+
+    fn load(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), String> {
+        self.receiver.hold(SlotId(slot.0)).map_err(|error| error.to_string())?;
+        self.buffers.0.write(SlotId(slot.0), 0, bytes);
+        Ok(())
+    }
+
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation> {
         // Only the promised epoch has images filled, so they are all older.
         self.slots.iter_mut().for_each(LentSlot::end_filling);

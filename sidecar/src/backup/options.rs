@@ -82,6 +82,11 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_name = "N", value_parser = parse_buffers)]
     #[arg(help_heading = heading::MEMORY)]
     pub buffers: u32,
+    /// Memory for closed segments that stay readable without the disk, such as 2GiB: as many buffers beside those of --buffers,
+    /// which are lent when no other is free. 0: a segment's buffer is given back once the segment is on disk
+    #[arg(long, env = "TAILWIND_RESIDENT", default_value = "0", value_name = "SIZE", value_parser = parse_size)]
+    #[arg(help_heading = heading::MEMORY)]
+    pub resident: u64,
     /// Buffer size, such as 8MiB or 64KiB: a power of two, at least the group's segment size
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE")]
     #[arg(help_heading = heading::MEMORY)]

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError, Unchecked};
 use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool, ReadGrant};
-use tailwind_protocol::backup::{Input, Request};
+use tailwind_protocol::backup::{Input, Place, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
@@ -304,6 +304,10 @@ async fn fetch(
         };
         match blocking(look).await {
             Ok(segment) => return Ok(segment.send("application/octet-stream", place)),
+            // A cache: the machine forgets it, and the file is next.
+            Err(_) if matches!(place_of_copy, Place::Both(_)) => {
+                service.actor.tell(Input::FoundCorrupt(identity, place_of_copy));
+            }
             Err(ReadError::Io(error)) => {
                 let why = format!("read segment {} from {}: {error}", identity.segment, service.disk.path().display());
                 return Err(Refusal::Failed { why }.into());

@@ -137,6 +137,11 @@ pub(super) fn metrics(
         );
     }
     now.gauge("tailwind_backup_segments_on_disk", "Segments on disk.", counts.on_disk);
+    now.gauge(
+        "tailwind_backup_resident_segments",
+        "Of the segments on disk, those that have a buffer too, and are read from it.",
+        counts.resident,
+    );
     now.gauge("tailwind_backup_unexpected_files", "Segment files moved aside at the start.", about.unexpected_files);
     now.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());
     now.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
@@ -161,6 +166,8 @@ pub(super) fn metrics(
     now.counter("tailwind_backup_opens_total", "Buffers lent.", tallies.opens);
     now.counter("tailwind_backup_opens_refused_total", "Requests for a buffer refused.", tallies.opens_refused);
     now.counter("tailwind_backup_flush_failures_total", "Flushes that failed.", tallies.flush_failures);
+    let loads = "Segments read from disk into a buffer, to be resident.";
+    now.counter("tailwind_backup_resident_loads_total", loads, tallies.resident_loads);
     now.counter("tailwind_backup_pulled_segments_total", "Segments copied here from other backups.", pulled.segments);
     now.counter(
         "tailwind_backup_pulled_bytes_total",

@@ -13,6 +13,8 @@ use tailwind_protocol::rpc::{
 };
 use tailwind_protocol::segment::SegmentWriter;
 
+mod residents;
+
 use super::*;
 use crate::daemon::{Daemon, OutputResult};
 use crate::files::OsFolder;
@@ -111,6 +113,15 @@ impl Lender for Pool {
 
     fn end_lending(&mut self, _: Slot) {}
 
+    fn retain(&mut self, _: Slot) {}
+
+    fn load(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), String> {
+        let mut memory = vec![0; SIZE];
+        memory[..bytes.len()].copy_from_slice(bytes);
+        locked(&self.slots)[slot.0 as usize] = Some(memory);
+        Ok(())
+    }
+
     fn revoke_below(&mut self, _: Epoch) -> anyhow::Result<Revocation> {
         Ok(Revocation::Done)
     }
@@ -148,7 +159,12 @@ impl Process {
     }
 
     /// The same, with so many buffers.
-    fn start_with(folder: &Path, mut pool: Pool, kernel: &str, buffers: u32) -> Process {
+    fn start_with(folder: &Path, pool: Pool, kernel: &str, buffers: u32) -> Process {
+        Process::start_resident(folder, pool, kernel, buffers, 0)
+    }
+
+    /// The same, with so many residents.
+    fn start_resident(folder: &Path, mut pool: Pool, kernel: &str, buffers: u32, residents: u32) -> Process {
         let open = Box::new(OsFolder::open(folder).unwrap());
         let home = BackupConfig { buffers, ..home(kernel) };
         let started = start(&home, open, &mut pool, BootId(1)).unwrap();
@@ -158,6 +174,7 @@ impl Process {
             slot_size,
             unflushed_bytes_max: u64::MAX,
             flush_bytes_max: None,
+            residents,
             copies_max: INVENTORY_MAX,
         };
         let (daemon, flusher) = Daemon::new(started, limits);

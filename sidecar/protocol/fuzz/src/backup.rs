@@ -344,6 +344,7 @@ impl World {
                     self.owed.retain(|segment, _| !segments.contains(segment));
                     self.with_files.retain(|segment, _| !segments.contains(segment));
                 }
+                Output::Retain(_) | Output::Load(_) => panic!("no resident is wanted"),
                 Output::MoveAside(segment) => panic!("the file of segment {segment} is understood"),
                 Output::DeleteFile(segment) => {
                     self.files.remove(&segment);
@@ -471,6 +472,7 @@ fn start(found: Found) -> (Backup, Vec<Output>) {
         slot_size,
         unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size),
         flush_bytes_max: None,
+        residents: 0,
         copies_max: INVENTORY_MAX,
     };
     Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found)

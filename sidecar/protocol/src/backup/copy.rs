@@ -21,6 +21,8 @@ pub enum Place {
     Memory(Slot),
     /// In a file named after the segment.
     Disk,
+    /// In a file, and in a buffer that is a cache of it: what fetches are told of a resident. Its copy's place is `Disk`.
+    Both(Slot),
 }
 
 /// The stages of a copy: `Lent` → `Closed`, or `Lent` → `Recovered` → `Closed` if its epoch was fenced.
@@ -43,7 +45,7 @@ pub struct SlotRow {
     pub identity: SegmentIdentity,
     /// What it was lent for.
     pub purpose: Purpose,
-    /// The epoch it was lent to.
+    /// The epoch it was lent to; 0 for a resident, which is nobody's.
     pub lender: Epoch,
     /// Where it ends, once closed.
     pub closed: Option<Closure>,
@@ -148,10 +150,11 @@ impl Copy {
         self.closure.records() > 0 && !image.is_some_and(same)
     }
 
+    /// Its buffer, while it is not on disk.
     pub(super) fn slot(&self) -> Option<Slot> {
         match self.place {
             Place::Memory(slot) => Some(slot),
-            Place::Disk => None,
+            Place::Disk | Place::Both(_) => None,
         }
     }
 

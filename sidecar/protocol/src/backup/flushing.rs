@@ -28,7 +28,8 @@ impl Backup {
                     if !std::mem::replace(&mut copy.owed, true) {
                         out.push(Output::Owe(vec![(*identity, copy.closure)]));
                     }
-                    out.extend(Self::freed(slot));
+                    let closure = copy.closure;
+                    self.keep_flushed(slot, *identity, closure, out);
                     Some(Reply::Done)
                 }
                 FlushResult::Corrupt => {

@@ -117,7 +117,7 @@ impl Backup {
     /// The most bytes that the file of a copy may have.
     pub(super) fn copy_file_bytes(&self, copy: &Copy) -> u64 {
         match copy.place {
-            Place::Disk => file_bytes(copy.closure.end),
+            Place::Disk | Place::Both(_) => file_bytes(copy.closure.end),
             // For an open segment what has been flushed, for a closed one what is being flushed.
             Place::Memory(_) => self.file_bytes_max(),
         }

@@ -30,7 +30,8 @@ impl Backup {
         let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);
         match copy {
             Some(copy) if copy.stage == Stage::Closed && copy.closure == request.closure => {
-                Ok(Reply::Fetch(copy.place, copy.identity, copy.closure))
+                let place = self.resident(copy).map_or(copy.place, Place::Both);
+                Ok(Reply::Fetch(place, copy.identity, copy.closure))
             }
             Some(copy) if copy.stage == Stage::Corrupt => Err(Refusal::Corrupt { segment }),
             Some(_) => Err(Refusal::NoSuchCopy { segment, why: "not closed at that LSN".to_owned() }),
@@ -141,8 +142,8 @@ impl Backup {
                 self.take_out(slot, copy.identity, copy.closure, out);
             }
             Place::Memory(_) => self.free_memory(copy, out),
-            Place::Disk if by_quarantine => out.push(Output::Quarantine(copy.identity.segment)),
-            Place::Disk => {}
+            Place::Disk | Place::Both(_) if by_quarantine => out.push(Output::Quarantine(copy.identity.segment)),
+            Place::Disk | Place::Both(_) => {}
         }
     }
 
@@ -183,7 +184,13 @@ impl Backup {
         self.leaving.values().any(|leaving| leaving.under_way)
     }
 
-    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity, place: Place) {
+    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity, place: Place, out: &mut Vec<Output>) {
+        if let Place::Both(slot) = place {
+            return self.on_resident_corrupt(identity, slot, out);
+        }
+        if self.is_excused(identity.segment) {
+            return;
+        }
         let read = |copy: &&mut Copy| (copy.identity, copy.place, copy.stage) == (*identity, place, Stage::Closed);
         if let Some(copy) = self.copies.get_mut(&identity.segment).filter(read) {
             copy.stage = Stage::Corrupt;

@@ -65,6 +65,7 @@ impl Backup {
         };
         self.take_durability(request, out)?;
         out.extend(abandoned.into_iter().flat_map(Self::freed));
+        self.evict(slot, out);
         let table = match request.purpose {
             Purpose::Append => &mut self.copies,
             Purpose::Install => &mut self.installs,
@@ -191,7 +192,9 @@ impl Backup {
         }
         self.check_folder(purpose, to_flush)?;
         // `freed` itself is not taken: its last writer may not have stopped yet.
-        let free = (0..self.limits.slots).map(Slot).find(|slot| !used.contains(slot) && Some(*slot) != freed);
+        let cached: Vec<Slot> = self.resident_slots().collect();
+        let taken = |slot: &Slot| used.contains(slot) || cached.contains(slot) || Some(*slot) == freed;
+        let free = (0..self.limits.slots).map(Slot).find(|slot| !taken(slot)).or_else(|| self.oldest_resident());
         let wanted = used.len() as u64 + 1 + kept;
         free.filter(|_| wanted <= u64::from(self.limits.slots)).ok_or_else(|| Refusal::RetryLater {
             after_ms: RETRY_AFTER_MS,

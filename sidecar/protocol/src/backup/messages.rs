@@ -24,6 +24,8 @@ pub struct Limits {
     pub unflushed_bytes_max: u64,
     /// Most bytes that the flush folder may hold once everything lent is on disk. `None`: as many as the disk takes.
     pub flush_bytes_max: Option<u64>,
+    /// Most residents: closed copies on disk that keep a buffer, of the buffers in the pool. 0: none does.
+    pub residents: u32,
     /// Most copies that it holds: [`INVENTORY_MAX`](crate::rpc::INVENTORY_MAX), or fewer where its memory has room for fewer.
     pub copies_max: usize,
 }
@@ -144,8 +146,13 @@ pub enum Input {
     /// The answer to [`Output::DeleteTrimmed`], perhaps in parts: the disk refused, and these files may still be there.
     NotDeleted(Vec<SegmentId>),
     /// A closed segment that was read did not match its closure, or is missing. The place says which copy was read: an image
-    /// may have replaced it since.
+    /// may have replaced it since. Of a copy that is in both places, what was read is the buffer.
     FoundCorrupt(SegmentIdentity, Place),
+    /// A closed copy that is on disk alone was read there and verified; the reader has its bytes, see
+    /// [`Backup::loadable`](super::Backup::loadable).
+    Load(SegmentIdentity, Closure),
+    /// The answer to [`Output::Load`]: the bytes are in the slot, or why the pool has no memory for them.
+    Loaded(Slot, Result<(), String>),
     /// Time to retry what failed, such as flushes that found the disk full. Once a second.
     Tick,
     /// The process must end (SIGTERM), or power is about to fail (SIGPWR).
@@ -213,6 +220,12 @@ pub enum Output {
     StartOpenFlush(RequestId, Slot, SegmentIdentity, Offset),
     /// Write an open segment to disk as it is, now, because the process is about to end.
     FlushOpen(Slot, SegmentIdentity, Closure),
+    /// The slot's lending has ended, and its bytes are a cache from now on: no revocation needs to take them out of anybody's
+    /// reach.
+    Retain(Slot),
+    /// Put the bytes that [`Input::Load`] was about into the slot, which nobody may write; answer with [`Input::Loaded`] before
+    /// the next output.
+    Load(Slot),
     /// Give the slot's bytes up: end its lending, if any, and its flush, which is then not reported. Its writer may not have
     /// finished.
     Release(Slot),

@@ -6,7 +6,7 @@ use crate::ids::{GroupName, LogId, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{Caller, Purpose, Refusal, SHARES_MAX};
 
-use super::{Backup, Place, Slot, Stage};
+use super::{Backup, Slot, Stage};
 
 impl Backup {
     /// Refuses readers of another group or log.
@@ -28,7 +28,7 @@ impl Backup {
         }
         let copies = segments.iter().filter_map(|segment| self.copies.get(segment));
         let shared = copies.filter_map(|copy| {
-            let Place::Memory(slot) = copy.place else { return None };
+            let slot = copy.slot().or_else(|| self.resident(copy))?;
             let lent =
                 copy.stage == Stage::Lent && copy.lender == self.promise.epoch && copy.purpose == Purpose::Append;
             match copy.stage {

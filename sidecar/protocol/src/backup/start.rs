@@ -21,6 +21,8 @@ pub struct Found {
     pub promise: Promise,
     /// Slots in use, from memory that survived or from files of open segments loaded into slots.
     pub rows: Vec<(Slot, SlotRow)>,
+    /// Slots of residents whose memory survived. They prove nothing.
+    pub residents: Vec<(Slot, SlotRow)>,
     /// Slots in use whose memory is lost.
     pub missing: Vec<(Slot, SlotRow)>,
     /// Slots whose rows cannot be read; what was in them is in `doubts`. If there are fewer slots now, they may be beyond those.
@@ -54,7 +56,7 @@ impl Backup {
         found: Found,
     ) -> (Backup, Vec<Output>) {
         let Found { promise, rows, missing, unreadable, files, owed, mut flushed, not_understood, .. } = found;
-        let Found { other_bytes, doubts, disk_suffices, .. } = found;
+        let Found { residents, other_bytes, doubts, disk_suffices, .. } = found;
         let mut backup = Backup {
             group,
             member,
@@ -62,6 +64,7 @@ impl Backup {
             limits,
             promise,
             copies: BTreeMap::new(),
+            residents: BTreeMap::new(),
             installs: BTreeMap::new(),
             fence: None,
             fenced: false,
@@ -111,6 +114,7 @@ impl Backup {
         flushed.retain(|(identity, end)| *end > Offset(0) && !trimmed.contains(&identity.segment));
         backup.compare_flushed(&flushed, &mut doubts);
         backup.move_aside(&not_understood, &mut doubts, &mut out);
+        backup.take_residents(residents, &mut out);
         backup.doubt(&doubts, &mut out);
         backup.note_quarantined(&out);
         (backup, out)

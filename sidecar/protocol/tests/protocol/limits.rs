@@ -10,6 +10,7 @@ pub(crate) fn limits(slots: u32) -> Limits {
         slot_size: SegmentSize::MIN.bytes(),
         unflushed_bytes_max: u64::MAX,
         flush_bytes_max: None,
+        residents: 0,
         copies_max: INVENTORY_MAX,
     }
 }

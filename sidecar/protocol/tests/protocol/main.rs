@@ -27,6 +27,7 @@ mod primary_machine;
 mod promotion_machine;
 mod pull;
 mod recovery;
+mod residents;
 mod scan_evidence;
 mod scan_properties;
 mod socket_frames;

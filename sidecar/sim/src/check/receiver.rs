@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use tailwind_protocol::backup::{Backup, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset};
-use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::layout::{Sealed, SegmentIdentity};
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
 use super::{Checks, broken};
@@ -144,6 +144,18 @@ impl Checks {
                 "S12",
                 format!("{name} has closed segment {segment} up to LSN {last}, lost it, and does not say so"),
             );
+        }
+        // A buffer that was not flushed yet, or an image, is another copy; a resident is none.
+        let here = |identity: &SegmentIdentity| {
+            let row = host.rows.values().any(|row| row.identity == *identity && row.closed.is_some());
+            row || host.files.segment(identity.segment, Sealed::Closed).is_some()
+        };
+        let whole = |(identity, _): &&(SegmentIdentity, Lsn)| {
+            let shown = |copy: &CopyReport| copy.identity == *identity && copy.state == CopyState::Closed;
+            !here(identity) && inventory.copies.iter().any(shown)
+        };
+        if let Some((SegmentIdentity { segment, .. }, _)) = host.missed.iter().find(whole) {
+            broken("S12", format!("{name} has lost the file of closed segment {segment}, and calls it whole"));
         }
     }
 

@@ -170,6 +170,7 @@ impl Host {
             slot_size,
             unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size),
             flush_bytes_max: None,
+            residents: 0,
             copies_max: INVENTORY_MAX,
         };
         let (backup, out) = Backup::start(drive.group.clone(), self.name.clone(), self.boot, limits, found);
@@ -273,7 +274,11 @@ impl Host {
             // No disk fails here, so nothing is ever missed.
             Output::Owe(_) | Output::RecordOpen(..) | Output::Settle(_) | Output::MoveAside(_) => {}
             Output::Reply(_, reply) => self.reply(reply, drive),
-            Output::StartOpenFlush(..) | Output::FlushOpen(..) | Output::Finish { .. } => {
+            Output::StartOpenFlush(..)
+            | Output::FlushOpen(..)
+            | Output::Retain(_)
+            | Output::Load(_)
+            | Output::Finish { .. } => {
                 unreachable!("durability is memory, and nobody asks a backup to end")
             }
         }
@@ -317,7 +322,7 @@ impl Host {
                 Some(lending) => Answer::Granted(slot, lending.key, self.life),
                 None => unreachable!("a slot that the machine holds for lent has a lending"),
             },
-            Reply::Fetch(Place::Memory(slot), _, closure) => {
+            Reply::Fetch(Place::Memory(slot) | Place::Both(slot), _, closure) => {
                 Answer::Bytes(self.buffer(slot)[..closure.end.0 as usize].to_vec())
             }
             Reply::Fetch(Place::Disk, identity, _) => Answer::Bytes(self.files[&identity.segment].bytes.clone()),

@@ -26,7 +26,9 @@ impl World {
     pub(super) fn carry_out(&mut self, no: HostNo) {
         let Some(mut process) = self.hosts[no.0].process.take() else { return };
         let output = process.daemon.due().cloned();
-        if let Some(Output::SaveSlot(_, Some(row))) = &output {
+        if let Some(Output::SaveSlot(_, Some(row))) = &output
+            && !row.is_resident()
+        {
             self.checks.takes(no, row.identity);
         }
         let carried = process.daemon.carry_out(&mut Lent { world: self, no });
@@ -40,11 +42,11 @@ impl World {
             Err(error) => return self.die(no, &format!("{error:#}")),
         };
         if let Some(Output::SaveSlot(slot, row)) = output {
-            let rows = &mut self.hosts[no.0].rows;
-            match row {
-                Some(row) => drop(rows.insert(slot, row)),
-                None => drop(rows.remove(&slot)),
-            }
+            let host = &mut self.hosts[no.0];
+            host.rows.remove(&slot);
+            host.residents.remove(&slot);
+            let rows = if row.is_some_and(|row| row.is_resident()) { &mut host.residents } else { &mut host.rows };
+            rows.extend(row.map(|row| (slot, row)));
         }
         self.checks.bounded(&self.hosts[no.0]);
         match carried {
@@ -267,10 +269,21 @@ impl World {
             }),
             false => fetch(disk, &host.pool, place, identity, closure),
         };
-        match fetched {
-            Ok(bytes) => Answer::Bytes(bytes),
-            Err(ReadError::Io(error)) => Answer::Refused(Refusal::Failed { why: error.to_string() }),
-            Err(ReadError::Missing | ReadError::Corrupt) => {
+        match (fetched, place) {
+            (Ok(bytes), Place::Both(_)) => {
+                self.tally.from_residents += 1;
+                Answer::Bytes(bytes)
+            }
+            (Ok(bytes), _) => Answer::Bytes(bytes),
+            // A cache: the machine forgets it, and the file is next.
+            (Err(_), Place::Both(_)) => {
+                trace!(self, "{}: the resident of segment {} does not verify", host.name, identity.segment);
+                self.tally.residents_corrupt += 1;
+                self.step_host(no, Input::FoundCorrupt(*identity, place));
+                self.fetch(no, Place::Disk, identity, closure, unchecked)
+            }
+            (Err(ReadError::Io(error)), _) => Answer::Refused(Refusal::Failed { why: error.to_string() }),
+            (Err(ReadError::Missing | ReadError::Corrupt), _) => {
                 trace!(self, "{}: segment {} is corrupt", host.name, identity.segment);
                 self.step_host(no, Input::FoundCorrupt(*identity, place));
                 Answer::Refused(Refusal::Corrupt { segment: identity.segment })

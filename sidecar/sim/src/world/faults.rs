@@ -148,6 +148,7 @@ impl World {
                 self.queue.plan(heal, Event::Heal(Heal::Disk(host)));
                 true
             }
+            Fault::ResidentRots | Fault::ResidentLost => self.harm_resident(host, fault == Fault::ResidentLost),
             Fault::NoBuffer => {
                 self.hosts[host.0].pool_empty = true;
                 self.queue.plan(heal, Event::Heal(Heal::Pool(host)));

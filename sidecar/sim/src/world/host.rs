@@ -14,7 +14,7 @@ use tailwind_backup::{BackupConfig, Daemon, Flusher, MemberState};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
-use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
+use tailwind_protocol::layout::{Closure, Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::{INVENTORY_MAX, PullRequest};
 
@@ -44,6 +44,8 @@ pub(crate) enum HostEvent {
     Asked(RequestId, Request),
     AskedToPull(RequestId, Box<PullRequest>),
     Happened(Input),
+    /// A closed copy was read from its file, to be a resident.
+    Read(SegmentIdentity, Closure, Vec<u8>),
     /// The output under way is done.
     Step,
     /// The flush under way is done.
@@ -94,6 +96,8 @@ pub(crate) struct Host {
     pub(crate) pool: Pool,
     /// What the slot table says.
     pub(crate) rows: BTreeMap<Slot, SlotRow>,
+    /// The rows of residents: they are no evidence, so no checker looks at them.
+    pub(crate) residents: BTreeMap<Slot, SlotRow>,
     pub(crate) lendings: BTreeMap<Slot, Lending>,
     /// What this process copies from others, and for others.
     pub(super) pulls: Pulls,
@@ -170,6 +174,7 @@ impl Host {
                 slot_size,
                 unflushed_bytes_max,
                 flush_bytes_max: plan.flush_bytes_max,
+                residents: plan.residents.min(plan.slots),
                 copies_max: INVENTORY_MAX,
             },
             process: None,
@@ -178,6 +183,7 @@ impl Host {
             asked: BTreeMap::new(),
             pool: Pool::new(files.clone()),
             rows: BTreeMap::new(),
+            residents: BTreeMap::new(),
             lendings: BTreeMap::new(),
             pulls: Pulls::default(),
             shares: BTreeMap::new(),
@@ -269,6 +275,7 @@ impl Host {
         self.pool.lose();
         self.kernel += 1;
         self.rows.clear();
+        self.residents.clear();
         if !self.proves_everything() && !planted::has(Bug::IdentityKept) {
             self.take_boot();
         }
@@ -298,6 +305,7 @@ impl Host {
         self.pool.lose();
         self.kernel += 1;
         self.rows.clear();
+        self.residents.clear();
         self.take_boot();
     }
 
@@ -320,6 +328,7 @@ impl Host {
         }
         self.boot = woken.member_state.boot;
         self.rows = woken.found.rows.iter().copied().collect();
+        self.residents = woken.found.residents.iter().copied().collect();
         let (daemon, flusher) = Daemon::new(woken, self.limits);
         self.process = Some(Process { daemon, flusher });
         Ok(())
@@ -371,7 +380,8 @@ impl World {
         host.working = false;
         host.flushing = false;
         host.fuse = None;
-        host.rows = host.pool.rows(host.limits.slots);
+        let rows = host.pool.rows(host.limits.slots).into_iter();
+        (host.residents, host.rows) = rows.partition(|(_, row)| row.is_resident());
     }
 
     /// The host loses power: memory, and what no fsync has confirmed.
@@ -425,6 +435,11 @@ impl World {
                     Input::Request(id, request)
                 }
                 Some(HostEvent::Happened(input)) => input,
+                Some(HostEvent::Read(identity, closure, bytes)) => {
+                    let Some(process) = &mut self.hosts[no.0].process else { return };
+                    process.daemon.load(identity, closure, bytes);
+                    continue;
+                }
                 Some(_) => continue,
                 None => return,
             };
@@ -451,7 +466,7 @@ impl World {
                 self.wake_host(no);
             }
             HostEvent::Flushed => self.on_flush_done(no),
-            HostEvent::Asked(..) | HostEvent::AskedToPull(..) | HostEvent::Happened(_) => {
+            HostEvent::Asked(..) | HostEvent::AskedToPull(..) | HostEvent::Happened(_) | HostEvent::Read(..) => {
                 host.inbox.push_back(event);
                 self.wake_host(no);
             }

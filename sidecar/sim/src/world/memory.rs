@@ -18,6 +18,7 @@ use super::fabric::Key;
 use super::files::{Beside, Files};
 use super::host::Lending;
 use super::{BOARD, HostNo, World};
+use crate::tally::Fault;
 
 /// Memory that nobody has written, as large as a buffer: [`tailwind_protocol::layout::SegmentSize::MIN`].
 static UNWRITTEN: [u8; 64 << 10] = [0; 64 << 10];
@@ -177,6 +178,24 @@ impl Lender for Lent<'_> {
             self.world.checks.finishes(host, slot, writing);
         }
         self.end(slot);
+    }
+
+    fn retain(&mut self, slot: Slot) {
+        self.world.checks.lends(&self.world.hosts[self.no.0], slot);
+    }
+
+    fn load(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), String> {
+        if self.world.hosts[self.no.0].pool_empty || self.world.fault_occurs(Fault::LoadRefused, 300) {
+            return Err("the pool has no memory".to_owned());
+        }
+        self.world.checks.lends(&self.world.hosts[self.no.0], slot);
+        self.world.end_share(self.no, slot);
+        self.world.tally.loads += 1;
+        let host = &mut self.world.hosts[self.no.0];
+        host.pulls.release(slot);
+        host.pool.slots.remove(&slot);
+        host.write(slot, 0, bytes);
+        Ok(())
     }
 
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation> {

@@ -355,6 +355,7 @@ impl World {
         let shared = machine.shareable(&[identity.segment]).unwrap_or_default().pop();
         match shared.filter(|(_, found, end)| (*found, *end) == (identity, Some(closure))) {
             Some((slot, ..)) => {
+                self.tally.from_residents += u64::from(self.hosts[source.0].residents.contains_key(&slot));
                 let share = self.share_memory(source, slot);
                 let reader = ReadFor::Pull(no, life, pull, attempt);
                 self.begin_read(source, slot, share, 0..closure.end.0, reader);
