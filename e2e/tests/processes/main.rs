@@ -27,6 +27,7 @@ mod readme;
 mod redis;
 mod register;
 mod registry;
+mod residents;
 mod ring;
 mod silent_connections;
 mod snapshots;
