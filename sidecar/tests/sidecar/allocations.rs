@@ -3,11 +3,16 @@
 
 use std::io::{Read, Write};
 
+use bytes::Bytes;
+
 use crate::loop_harness::{Client, LoopHarness};
-use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::ids::{Epoch, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{RECORD_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentSize, record_size};
+use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, Operations, Request, Response, decode_response, put_operation};
-use tailwind_protocol::table::record::{Key, Value};
-use tailwind_protocol::table::request::{Operation, Written};
+use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
+use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
+use tailwind_sidecar::path::{Command, MoveBatch, Offered};
 
 /// Sends these frames, turns until every ack is there, reads the acks into `acks`.
 fn exchange(harness: &mut LoopHarness, client: &mut Client, frames: &[u8], acks: &mut [u8]) {
@@ -61,6 +66,92 @@ fn an_apply_allocates_nothing() {
     let counted = allocation_counter::measure(|| exchange(&mut harness, &mut client, &frames, &mut acks));
     let last = decode_response(&acks[(APPLIES as usize - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
     assert_eq!(last.frame, Response::Ack { lsn: 2 * 1050 }, "every request was acknowledged");
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+/// They wait for acks and for a barrier, each with an answer of its own.
+#[test]
+fn a_mismatch_allocates_nothing() {
+    let mut harness = LoopHarness::of_table(SegmentSize::DEFAULT, 1000);
+    let mut client = harness.client();
+    const APPLIES: u64 = 20;
+    let mut frames = Vec::new();
+    let mut told = Vec::new();
+    for request in 0..APPLIES {
+        let key = Key::new(b"absent").unwrap();
+        let mut operations = Vec::new();
+        put_operation(&mut operations, &Operation::Require { key, expected: Expected::from_number(7) });
+        let written = Written::Value(Value::new(b"v").unwrap());
+        put_operation(&mut operations, &Operation::Write { key, written, only_if: None });
+        Request::Apply(Operations::new(2, &operations).unwrap()).encode(request, &mut frames);
+        Response::Mismatch(Mismatch { operation: 0, now: None }).encode(request, &mut told);
+    }
+    let mut answers = vec![0; told.len()];
+    let mut exchange = || {
+        client.stream.write_all(&frames).unwrap();
+        let mut taken = 0;
+        harness.until("every answer", |_| {
+            taken += client.stream.read(&mut answers[taken..]).unwrap_or(0);
+            (taken == told.len()).then_some(())
+        });
+        assert!(answers == told, "each request was answered");
+    };
+    exchange();
+    let counted = allocation_counter::measure(|| (0..20).for_each(|_| exchange()));
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+/// Each batch of candidates has a record that is its key's last one, and one that no key has.
+#[test]
+fn a_move_allocates_nothing() {
+    const KEYS: u8 = 50;
+    let mut harness = LoopHarness::of_table(SegmentSize::DEFAULT, 1000);
+    let mut client = harness.client();
+    let value = Value::new(&[7; 100]).unwrap();
+    let record = |key| KeyedRecord::Put { key, value, more: false };
+    let (mut operations, mut segment) = (Vec::new(), vec![0; SEGMENT_OVERHEAD]);
+    let names: Vec<[u8; 1]> = (0..KEYS).map(|key| [key]).collect();
+    for name in &names {
+        let key = Key::new(name).unwrap();
+        put_operation(&mut operations, &Operation::Write { key, written: Written::Value(value), only_if: None });
+        let at = segment.len();
+        segment.resize(at + record_size(record(key).len()), 0);
+        record(key).copy_to(&mut segment[at + RECORD_HEADER_SIZE..][..record(key).len()]);
+    }
+    let mut frame = Vec::new();
+    Request::Apply(Operations::new(KEYS.into(), &operations).unwrap()).encode(1, &mut frame);
+    exchange(&mut harness, &mut client, &frame, &mut [0; ACK_FRAME_SIZE]);
+
+    let length = record(Key::new(&names[0]).unwrap()).len() as u32;
+    let offered = |nth: u32| {
+        let at = Offset(SEGMENT_OVERHEAD as u32 + nth * record_size(length as usize) as u32);
+        Offered { at, lsn: Lsn(u64::from(nth) + 1), length }
+    };
+    let bytes = Bytes::from(segment);
+    // The one before has been moved.
+    let batch = |nth: u32| {
+        let offered = (nth.saturating_sub(1)..=nth).map(offered).collect();
+        MoveBatch { segment: SegmentId(1), bytes: bytes.clone(), offered }
+    };
+    let (replies, moves): (Vec<_>, Vec<_>) = (0..KEYS.into())
+        .map(|nth| {
+            let (reply, answer) = tokio::sync::oneshot::channel();
+            (answer, Command::Move(Epoch(1), batch(nth), reply))
+        })
+        .unzip();
+    let mut moves = moves.into_iter();
+    let mut move_some = |count: usize| {
+        for command in moves.by_ref().take(count) {
+            harness.command(command);
+            harness.settle();
+        }
+    };
+    move_some(10);
+    let counted = allocation_counter::measure(|| move_some(KEYS.into()));
+    for (nth, mut reply) in replies.into_iter().enumerate() {
+        let moved = reply.try_recv().unwrap();
+        assert_eq!((moved.judged, moved.moved), (1 + usize::from(nth > 0), 1), "candidate {nth}");
+    }
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 
