@@ -12,19 +12,20 @@ use bytes::Bytes;
 use tailwind_primary::Table;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, SegmentId};
-use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::scan::Scanner;
-use tailwind_protocol::table::fold::{Fold, FoldError, Folded, positioned};
+use tailwind_protocol::table::fold::{Fold, FoldError, Folded};
 use tailwind_protocol::table::hash::{Buckets, HashKey, KEYS_MAX};
-use tailwind_protocol::table::index::Index;
+use tailwind_protocol::table::index::{Index, Limits};
 use tailwind_protocol::table::place::Window;
 use tailwind_report::readiness::WaitsFor;
+use tokio::sync::watch;
 
 use super::Context;
 use super::roles::lead::later_epoch;
 use super::sources::{Fetch, Sources};
-use super::status::table::Work;
+use super::status::table::{TableWork, Work};
+use super::status::waits::Waits;
 use crate::logging::Repeats;
 use crate::options::TableSize;
 use crate::thread::result;
@@ -48,12 +49,42 @@ pub(super) struct Rebuilt {
 }
 
 /// Why no term begins.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The config store has a newer epoch.
     Superseded(Epoch),
     /// The group is to have no primary.
     Fenced,
+}
+
+/// Who gives the segments, and who hears how far it is.
+trait Surroundings: Send + Sync + 'static {
+    /// A closed segment's bytes, verified; or why nobody gives it.
+    fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> impl Future<Output = Result<Bytes, String>> + Send;
+
+    fn waits(&self) -> &Waits;
+
+    fn work(&self) -> &TableWork;
+}
+
+/// The members of the set that holds the log.
+struct Members {
+    context: Arc<Context>,
+    sources: Sources,
+}
+
+impl Surroundings for Members {
+    async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, String> {
+        self.sources.fetch(&self.context, identity, closure).await
+    }
+
+    fn waits(&self) -> &Waits {
+        &self.context.waits
+    }
+
+    fn work(&self) -> &TableWork {
+        &self.context.table
+    }
 }
 
 /// The index of the recovered log, if this sidecar's group keeps a table.
@@ -63,120 +94,140 @@ pub(super) async fn rebuild(
     reference: &Reference,
 ) -> Result<Option<Rebuilt>, Ended> {
     let Some(size) = context.rules.table else { return Ok(None) };
-    let mut configuration = context.configuration.clone();
-    let rebuilt = tokio::select! {
-        rebuilt = fold(context, config, reference, &size) => Ok(Some(rebuilt)),
-        epoch = later_epoch(&mut configuration, config.epoch) => Err(Ended::Superseded(epoch)),
-        () = context.desires(|desired| desired.fenced) => Err(Ended::Fenced),
-    };
-    context.waits.over();
-    context.table.set(Work::Nothing);
-    rebuilt
+    let members = Members { context: Arc::clone(context), sources: Sources::of(context, config) };
+    let log = reference.segments.iter().map(|segment| (segment.identity, segment.closure)).collect();
+    let (surroundings, segment_size) = (Arc::new(members), context.rules.segment_size);
+    let rebuild = Rebuild { surroundings, size, segment_size, log };
+    let fenced = context.desires(|desired| desired.fenced);
+    rebuild.unless(context.configuration.clone(), config.epoch, fenced).await.map(Some)
 }
 
-async fn fold(context: &Arc<Context>, config: &Configuration, reference: &Reference, size: &TableSize) -> Rebuilt {
-    let began = Instant::now();
-    let log: Vec<_> = reference.segments.iter().map(|segment| (segment.identity, segment.closure)).collect();
-    let sources = Arc::new(Sources::of(context, config));
-    let mut limits = size.limits();
-    loop {
-        let window = Window::new(context.rules.segment_size);
-        // So much memory is not there at once.
-        let empty = tokio::task::spawn_blocking(move || Fold::new(Index::new(hash_key(), limits, window)));
-        match fold_all(context, &sources, &log, result(empty.await).await).await {
-            Ok(Folded { index, last, unkeyed }) => {
-                let (segments, keys, took_ms) = (log.len(), index.keys(), began.elapsed().as_millis() as u64);
-                tracing::info!(
-                    segments,
-                    last = last.map_or(0, |last| last.0),
-                    keys,
-                    took_ms,
-                    "rebuilt the table's index"
-                );
-                if let Some(unkeyed) = unkeyed {
-                    let (first, segment, records) = (unkeyed.first, unkeyed.segment, unkeyed.records);
-                    tracing::warn!(%first, %segment, records, "records that are not keyed: nothing is cleaned from there on");
-                }
-                let table = Box::new(Table::new(index, size.bounds));
-                return Rebuilt { table, unkeyed: unkeyed.map(|unkeyed| unkeyed.segment) };
-            }
-            Err(keys) => {
-                // More than this sidecar's option says: another one's was larger. The log may have more of them still.
-                if keys >= size.keys {
-                    limits.buckets = Buckets::for_keys(keys.saturating_mul(2).min(KEYS_MAX));
-                }
-                tracing::info!(keys, buckets = limits.buckets.number(), "the index has no room for a key: once more");
-            }
-        }
-    }
+/// What is to be done.
+struct Rebuild<S> {
+    surroundings: Arc<S>,
+    size: TableSize,
+    segment_size: SegmentSize,
+    log: Vec<(SegmentIdentity, Closure)>,
 }
 
-/// Folds every record. The error, where the index has no room, is the number of keys that it has.
-async fn fold_all(
-    context: &Arc<Context>,
-    sources: &Arc<Sources>,
-    log: &[(SegmentIdentity, Closure)],
-    mut fold: Fold,
-) -> Result<Folded, u32> {
-    let segments = log.len();
-    let fetch = |(identity, closure): (SegmentIdentity, Closure)| {
-        let (context, sources) = (Arc::clone(context), Arc::clone(sources));
-        Fetch::begin(async move { Ok(fetch_patiently(&context, &sources, identity, closure).await) })
-    };
-    let mut coming: VecDeque<Fetch<Bytes>> = log.iter().take(FETCHES).copied().map(fetch).collect();
-    let mut told = Instant::now();
-    for (nth, (identity, _)) in log.iter().enumerate() {
-        context.table.set(Work::Folding { folded: nth, segments });
-        if told.elapsed() >= PROGRESS_EVERY {
-            told = Instant::now();
-            tracing::info!(folded = nth, segments, keys = fold.keys(), "rebuilding the table's index");
-        }
-        let next = coming.pop_front().expect("as many are on their way as are left");
-        let bytes = match next.done().await {
-            Ok(bytes) => bytes,
-            // Its task was cancelled, as all are when the process ends.
-            Err(_) => std::future::pending().await,
+impl<S: Surroundings> Rebuild<S> {
+    /// Carries it out, unless a newer epoch than this one, or a fence, ends it. Then nothing is fetched any more.
+    async fn unless(
+        &self,
+        mut configuration: watch::Receiver<Option<Configuration>>,
+        epoch: Epoch,
+        fenced: impl Future<Output = ()>,
+    ) -> Result<Rebuilt, Ended> {
+        let surroundings = Arc::clone(&self.surroundings);
+        let rebuilt = tokio::select! {
+            rebuilt = self.fold() => Ok(rebuilt),
+            epoch = later_epoch(&mut configuration, epoch) => Err(Ended::Superseded(epoch)),
+            () = fenced => Err(Ended::Fenced),
         };
-        coming.extend(log.get(nth + FETCHES).copied().map(fetch));
-        let identity = *identity;
-        let folding = tokio::task::spawn_blocking(move || fold_segment(fold, &identity, &bytes));
-        fold = result(folding.await).await?;
+        surroundings.waits().over();
+        surroundings.work().set(Work::Nothing);
+        rebuilt
     }
-    Ok(fold.finish())
-}
 
-/// Folds the records of one segment, which has been verified.
-fn fold_segment(mut fold: Fold, identity: &SegmentIdentity, bytes: &[u8]) -> Result<Fold, u32> {
-    let mut scanner = Scanner::new(bytes, identity).expect("the segment has been verified");
-    loop {
-        let start = scanner.closure().end;
-        let Ok(append) = scanner.next_append() else { return Ok(fold) };
-        for (at, record) in positioned(identity.segment, start, &append) {
-            match fold.record(at, record) {
-                Ok(()) => {}
-                Err(FoldError::NoRoom(_)) => return Err(fold.keys()),
-                Err(gap @ FoldError::Gap { .. }) => unreachable!("a recovered log has no gap: {gap}"),
+    async fn fold(&self) -> Rebuilt {
+        let began = Instant::now();
+        let mut limits = self.size.limits();
+        let log = &self.log;
+        loop {
+            let empty = Fold::new(empty_index(limits, self.segment_size).await);
+            match self.fold_all(empty).await {
+                Ok(Folded { index, last, unkeyed }) => {
+                    let (segments, keys, took_ms) = (log.len(), index.keys(), began.elapsed().as_millis() as u64);
+                    let last = last.map_or(0, |last| last.0);
+                    tracing::info!(segments, last, keys, took_ms, "rebuilt the table's index");
+                    if let Some(unkeyed) = unkeyed {
+                        let (first, segment, records) = (unkeyed.first, unkeyed.segment, unkeyed.records);
+                        tracing::warn!(%first, %segment, records, "records that are not keyed: nothing is cleaned from there on");
+                    }
+                    let table = Box::new(Table::new(index, self.size.bounds));
+                    return Rebuilt { table, unkeyed: unkeyed.map(|unkeyed| unkeyed.segment) };
+                }
+                Err(keys) => limits = with_more_room(limits, keys, &self.size),
             }
         }
+    }
+
+    /// Folds every record. The error, where the index has no room, is the number of keys that it has.
+    async fn fold_all(&self, mut fold: Fold) -> Result<Folded, u32> {
+        let (log, work) = (&self.log, self.surroundings.work());
+        let segments = log.len();
+        let fetch = |(identity, closure): (SegmentIdentity, Closure)| {
+            let surroundings = Arc::clone(&self.surroundings);
+            Fetch::begin(async move { Ok(fetch_patiently(&*surroundings, identity, closure).await) })
+        };
+        let mut coming: VecDeque<Fetch<Bytes>> = log.iter().take(FETCHES).copied().map(fetch).collect();
+        let mut told = Instant::now();
+        for (nth, (identity, _)) in log.iter().enumerate() {
+            let folded = nth;
+            work.set(Work::Folding { folded, segments });
+            if told.elapsed() >= PROGRESS_EVERY {
+                told = Instant::now();
+                tracing::info!(folded, segments, keys = fold.keys(), "rebuilding the table's index");
+            }
+            let next = coming.pop_front().expect("as many are on their way as are left");
+            let bytes = match next.done().await {
+                Ok(bytes) => bytes,
+                // Its task was cancelled, as all are when the process ends.
+                Err(_) => std::future::pending().await,
+            };
+            coming.extend(log.get(nth + FETCHES).copied().map(fetch));
+            let identity = *identity;
+            let folding = tokio::task::spawn_blocking(move || match fold.segment(&identity, &bytes) {
+                Ok(()) => Ok(fold),
+                Err(error) => Err(no_room(&error, fold.keys())),
+            });
+            fold = result(folding.await).await?;
+        }
+        Ok(fold.finish())
+    }
+}
+
+/// An empty index, with all the memory that it takes: so much is not there at once.
+async fn empty_index(limits: Limits, segment_size: SegmentSize) -> Index {
+    let window = Window::new(segment_size);
+    let empty = tokio::task::spawn_blocking(move || Index::new(hash_key(), limits, window));
+    result(empty.await).await
+}
+
+/// What the next index is made for, where one with these limits had no room for a key beside so many.
+fn with_more_room(mut limits: Limits, keys: u32, size: &TableSize) -> Limits {
+    // More than this sidecar's option says: another one's was larger. The log may have more of them still.
+    if keys >= size.keys {
+        limits.buckets = Buckets::for_keys(keys.saturating_mul(2).min(KEYS_MAX));
+    }
+    tracing::info!(keys, buckets = limits.buckets.number(), "the index has no room for a key: once more");
+    limits
+}
+
+/// A fold has stopped because its index, with so many keys, has no room for another one: nothing else can stop it.
+fn no_room(error: &FoldError, keys: u32) -> u32 {
+    match error {
+        FoldError::NoRoom(_) => keys,
+        FoldError::Gap { .. } => unreachable!("the segments of a log follow each other: {error}"),
     }
 }
 
 /// Fetches a segment, however often it takes: the table cannot be led without it.
-async fn fetch_patiently(context: &Context, sources: &Sources, identity: SegmentIdentity, closure: Closure) -> Bytes {
+async fn fetch_patiently(surroundings: &impl Surroundings, identity: SegmentIdentity, closure: Closure) -> Bytes {
     let mut said = Repeats::every(SAY_AGAIN);
     let mut waited = false;
     loop {
-        let why = match sources.fetch(context, identity, closure).await {
+        let why = match surroundings.fetch(identity, closure).await {
             Ok(bytes) => {
                 if waited {
-                    context.waits.over();
+                    surroundings.waits().over();
                 }
                 return bytes;
             }
             Err(why) => format!("the table's index needs a segment that no member gives: {why}"),
         };
         waited = true;
-        context.waits.wait(WaitsFor::Evidence, why.clone());
+        surroundings.waits().wait(WaitsFor::Evidence, why.clone());
         if said.is_due(why.clone(), Instant::now()) {
             tracing::warn!(%why, "waiting");
         }
@@ -189,3 +240,6 @@ fn hash_key() -> HashKey {
     getrandom::fill(&mut key).expect("the operating system gives random numbers");
     HashKey(key)
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,9 +7,9 @@
 //! A record that is not keyed is kept, and where the first one is gets reported: the cleaner stops below it.
 
 use crate::ids::{Lsn, Offset, Position, SegmentId};
-use crate::layout::record_size;
+use crate::layout::{SegmentIdentity, record_size};
 use crate::planted::{self, Bug};
-use crate::scan::{Append, Record};
+use crate::scan::{Append, Record, Scanner};
 
 use super::index::Index;
 use super::record::KeyedRecord;
@@ -83,6 +83,16 @@ impl Fold {
         }
         self.next = Some(lsn.next());
         Ok(())
+    }
+
+    /// Takes the records of the next segment, whose bytes have been verified.
+    pub fn segment(&mut self, identity: &SegmentIdentity, bytes: &[u8]) -> Result<(), FoldError> {
+        let mut scanner = Scanner::new(bytes, identity).expect("the segment has been verified");
+        loop {
+            let start = scanner.closure().end;
+            let Ok(append) = scanner.next_append() else { return Ok(()) };
+            positioned(identity.segment, start, &append).try_for_each(|(at, record)| self.record(at, record))?;
+        }
     }
 
     fn keyed(&mut self, at: Position, lsn: Lsn, keyed: &KeyedRecord<'_>) -> Result<(), FoldError> {

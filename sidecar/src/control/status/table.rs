@@ -38,7 +38,7 @@ impl TableWork {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = work;
     }
 
-    fn get(&self) -> Work {
+    pub(in crate::control) fn get(&self) -> Work {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
