@@ -8,8 +8,8 @@
 //!
 //! What they share: the [`Context`], with the way to the append path ([`handle`]); what the group wants ([`desired`]) and what
 //! the config store shows ([`configuration`]); the [`log`] of the term, which [`roles`] fill and [`reads`] read; and
-//! [`sources`], which fetch its closed segments from members. For a group that keeps a table, [`rebuild`] makes the index
-//! before a term begins, and [`clean`] keeps the log short.
+//! [`sources`], which fetch its closed segments from members. For a group that keeps a table, [`warm`] and [`rebuild`] make
+//! the index before a term begins, and [`clean`] keeps the log short.
 
 mod clean;
 pub mod configuration;
@@ -22,6 +22,7 @@ mod rebuild;
 pub mod roles;
 pub mod sources;
 pub mod status;
+mod warm;
 
 use std::sync::Arc;
 

@@ -4,6 +4,7 @@
 //! Segments are of 64 KiB and the memory is the least that a table may have, so that the cleaner is nearly always at work.
 //! [`table_kills`](super::table_kills) kills what a table runs on.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::Value;
@@ -126,6 +127,45 @@ fn a_full_table_says_so_and_takes_deletes() {
     table.put(&key(10_000), b"a smaller value").unwrap();
     table.delete(&key(10_001)).unwrap();
     table.put(&key(20_000), &vec![8; 1000]).unwrap();
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+/// The winner reads the last segments only, although the log was written and cleaned many times while it stood by.
+#[test]
+fn a_standby_has_its_index_ready() {
+    let (_test, mut group) = group_with_table("1000");
+    let primary = group.wait_for_primary().unwrap();
+    let (standby, mut table) = (1 - primary, connect(&group));
+    let mut wanted = BTreeMap::new();
+    for round in 0..40 {
+        for number in 0..100_u64 {
+            let value = vec![round as u8; 1000 + number as usize];
+            table.submit(Apply::new().put(&key(number), &value)).unwrap();
+            wanted.insert(key(number), value);
+        }
+        table.client().flush().unwrap();
+    }
+    let last = table.client().barrier().unwrap().last.0;
+    drop(table);
+    // All but the open segment, and one that is being closed.
+    let is_warm = |group: &Group| number(&told(group, standby), "warm") > last - 200;
+    group.wait("the standby to have folded what is closed", is_warm).unwrap();
+    let mut status = Command::new(&group.setup().program);
+    let status = run_to_end(status.arg("status").arg("--socket").arg(group.socket(standby))).unwrap();
+    assert!(status.out.contains("; index warm up to LSN "), "{}", status.out);
+
+    group.kill_sidecar(primary).unwrap();
+    let winner = group.wait_for("another primary", |group| group.primary().filter(|now| *now != primary));
+    assert_eq!(winner.unwrap(), standby);
+    let read = read_table(group.observer(), standby, tailwind_client::Lsn(last)).unwrap();
+    assert!(read.into_iter().map(|(key, (_, value))| (key, value)).eq(wanted), "each key has its last value");
+    let log = group.log(&format!("sidecar{standby}"));
+    let line = log.lines().rfind(|line| line.contains("rebuilt the table's index")).expect("it says so");
+    let field = |name: &str| {
+        let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("{line}"));
+        rest.split(|digit: char| !digit.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap()
+    };
+    assert!(field("segments=") >= 8 && field("read=") <= 3, "{line}");
     group.check_logs(&OUTAGE).unwrap();
 }
 

@@ -39,6 +39,7 @@ impl Bug {
                 | Bug::TrimBeforeSynced
                 | Bug::TrimWithoutGrace
                 | Bug::FoldIgnoresDeletes
+                | Bug::WarmIndexIsBelieved
                 | Bug::MismatchTellsUnacked
                 | Bug::MismatchWithoutBarrier
                 | Bug::PutsFillReserve
@@ -173,6 +174,8 @@ bugs! {
     TrimWithoutGrace = "trim-without-grace",
     /// Table: a fold of the log ignores deletes. Breaks S18.
     FoldIgnoresDeletes = "fold-ignores-deletes",
+    /// Table: what a standby has folded is kept without a look at the log that was recovered. Breaks S18.
+    WarmIndexIsBelieved = "warm-index-is-believed",
     /// Primary's log: a mismatch is told although what it was judged by is not acknowledged. It may tell of what is lost.
     MismatchTellsUnacked = "mismatch-tells-unacked",
     /// Primary's log: a mismatch is told without a barrier, perhaps by a primary that is deposed. Breaks S16.

@@ -7,7 +7,7 @@
 //! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
 //! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] and [`acked`] (what
 //! is acknowledged, in bytes that can be copied), [`index`] (both views of each key) with [`staged`] (what changes them), [`fold`]
-//! (the index of a log that is there), [`bounds`], [`moves`] and [`cleaner`] (how a log stays short).
+//! (the index of a log that is there) and [`warm`] (of one that a standby may lead), [`bounds`], [`moves`] and [`cleaner`] (how a log stays short).
 
 pub mod acked;
 pub mod bounds;
@@ -21,3 +21,4 @@ pub mod place;
 pub mod record;
 pub mod request;
 pub mod staged;
+pub mod warm;

@@ -31,6 +31,10 @@ pub struct TableReport {
     /// How far the index is that a primary needs; absent unless the sidecar is recovering the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild: Option<RebuildReport>,
+    /// The record up to which a standby has folded the log for an index of its own, so that it need not be read at a failover; absent
+    /// in other roles, and while it has folded nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<u64>,
 }
 
 /// The cleaner of a table.
@@ -98,6 +102,7 @@ mod tests {
             memory_bytes: 1000,
             cleaner,
             rebuild: None,
+            warm: None,
         };
         let none = TableReport { keys: None, live_bytes: None, log_bytes: None, cleaner: None, ..of_primary };
         let rebuild = Some(RebuildReport { folded: 2, segments: 16 });
@@ -110,6 +115,10 @@ mod tests {
             (
                 TableReport { rebuild, ..none },
                 r#"{"keys_max":1000,"live_bytes_max":400,"memory_bytes":1000,"rebuild":{"folded":2,"segments":16}}"#,
+            ),
+            (
+                TableReport { warm: Some(41), ..none },
+                r#"{"keys_max":1000,"live_bytes_max":400,"memory_bytes":1000,"warm":41}"#,
             ),
         ] {
             assert_eq!(serde_json::to_string(&report).unwrap(), json);

@@ -225,6 +225,10 @@ pub struct Tally {
     pub waits: u64,
     /// Logs folded at a win.
     pub folded: u64,
+    /// Of those, the ones of which the winner had folded a part as a standby.
+    pub warm: u64,
+    /// Wins of standbys that had folded another log.
+    pub warm_in_vain: u64,
     /// Records that cleaners have had judged.
     pub judged: u64,
     /// Of those, the ones that were moved.
@@ -282,6 +286,8 @@ impl Tally {
         self.full += other.full;
         self.waits += other.waits;
         self.folded += other.folded;
+        self.warm += other.warm;
+        self.warm_in_vain += other.warm_in_vain;
         self.judged += other.judged;
         self.moved += other.moved;
         self.moved_bytes += other.moved_bytes;
@@ -320,8 +326,13 @@ impl fmt::Display for Tally {
         writeln!(f, "{} records handed out by followers, {} of them promoted", self.followed, self.turns)?;
         writeln!(
             f,
-            "{} requests of tables applied, {} mismatches, {} of them told, {} without room; {} logs folded",
-            self.applied, self.mismatches, self.mismatches_told, self.full, self.folded
+            "{} requests of tables applied, {} mismatches, {} of them told, {} without room",
+            self.applied, self.mismatches, self.mismatches_told, self.full
+        )?;
+        writeln!(
+            f,
+            "{} logs of tables folded, {} of them ahead; {} others were folded ahead in vain",
+            self.folded, self.warm, self.warm_in_vain
         )?;
         writeln!(
             f,

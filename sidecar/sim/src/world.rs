@@ -33,6 +33,7 @@ pub(crate) mod sidecar;
 mod standby;
 mod store;
 mod table;
+mod warm;
 
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::follower::Visit;

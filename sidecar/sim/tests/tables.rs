@@ -15,11 +15,11 @@ fn tables_break_no_rule_and_are_no_idle_ones() {
         let played = play(seed, false, Fixed { kind: Some(Kind::Table), ..Fixed::default() });
         sum.add(&played.end.unwrap_or_else(|broken| panic!("seed {seed}: {broken}")));
     }
-    let Tally { applied, mismatches_told, full, waits, folded, judged, moved, cleaned, .. } = sum;
+    let Tally { applied, mismatches_told, full, waits, folded, warm, judged, moved, cleaned, .. } = sum;
     for count in [applied, mismatches_told, full, waits, judged] {
         assert!(count > 1000, "too little has happened:\n{sum}");
     }
-    for count in [folded, moved, cleaned] {
+    for count in [folded, warm, moved, cleaned] {
         assert!(count > 30, "too little has happened:\n{sum}");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Called by [`roles`](super::roles) between a promotion that is won and the term. The log is read as a client would read it: its
 //! closed segments come from the members, a few ahead, and each byte is verified. Until then the sidecar is
-//! recovering: standbys hear its heartbeats, and a newer epoch in the config store ends it.
+//! recovering: standbys hear its heartbeats, and a newer epoch in the config store ends it. What it has folded as a
+//! [standby](super::warm) is not folded again, if it is what the recovered log begins with.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tailwind_protocol::table::fold::{Fold, FoldError, Folded};
 use tailwind_protocol::table::hash::{Buckets, HashKey, KEYS_MAX};
 use tailwind_protocol::table::index::{Index, Limits};
 use tailwind_protocol::table::place::Window;
+use tailwind_protocol::table::warm::Segment;
 use tailwind_report::readiness::WaitsFor;
 use tokio::sync::watch;
 
@@ -26,6 +28,7 @@ use super::roles::lead::later_epoch;
 use super::sources::{Fetch, Sources};
 use super::status::table::{TableWork, Work};
 use super::status::waits::Waits;
+use super::warm::Warming;
 use crate::logging::Repeats;
 use crate::options::TableSize;
 use crate::thread::result;
@@ -87,17 +90,18 @@ impl Surroundings for Members {
     }
 }
 
-/// The index of the recovered log, if this sidecar's group keeps a table.
+/// The index of the recovered log, if this sidecar's group keeps a table. `warming` has a part of it, perhaps.
 pub(super) async fn rebuild(
     context: &Arc<Context>,
     config: &Configuration,
     reference: &Reference,
+    warming: Option<Warming>,
 ) -> Result<Option<Rebuilt>, Ended> {
     let Some(size) = context.rules.table else { return Ok(None) };
     let members = Members { context: Arc::clone(context), sources: Sources::of(context, config) };
     let log = reference.segments.iter().map(|segment| (segment.identity, segment.closure)).collect();
     let (surroundings, segment_size) = (Arc::new(members), context.rules.segment_size);
-    let rebuild = Rebuild { surroundings, size, segment_size, log };
+    let rebuild = Rebuild { surroundings, size, segment_size, log, warming };
     let fenced = context.desires(|desired| desired.fenced);
     rebuild.unless(context.configuration.clone(), config.epoch, fenced).await.map(Some)
 }
@@ -107,13 +111,14 @@ struct Rebuild<S> {
     surroundings: Arc<S>,
     size: TableSize,
     segment_size: SegmentSize,
-    log: Vec<(SegmentIdentity, Closure)>,
+    log: Vec<Segment>,
+    warming: Option<Warming>,
 }
 
 impl<S: Surroundings> Rebuild<S> {
     /// Carries it out, unless a newer epoch than this one, or a fence, ends it. Then nothing is fetched any more.
     async fn unless(
-        &self,
+        self,
         mut configuration: watch::Receiver<Option<Configuration>>,
         epoch: Epoch,
         fenced: impl Future<Output = ()>,
@@ -129,17 +134,21 @@ impl<S: Surroundings> Rebuild<S> {
         rebuilt
     }
 
-    async fn fold(&self) -> Rebuilt {
+    async fn fold(mut self) -> Rebuilt {
         let began = Instant::now();
         let mut limits = self.size.limits();
-        let log = &self.log;
+        let mut warm = self.lead_warm().await;
+        let log = std::mem::take(&mut self.log);
         loop {
-            let empty = Fold::new(empty_index(limits, self.segment_size).await);
-            match self.fold_all(empty).await {
+            let (fold, rest) = match warm.take() {
+                Some(warm) => warm,
+                None => (Fold::new(empty_index(limits, self.segment_size).await), log.clone()),
+            };
+            match self.fold_all(fold, log.len(), &rest).await {
                 Ok(Folded { index, last, unkeyed }) => {
                     let (segments, keys, took_ms) = (log.len(), index.keys(), began.elapsed().as_millis() as u64);
-                    let last = last.map_or(0, |last| last.0);
-                    tracing::info!(segments, last, keys, took_ms, "rebuilt the table's index");
+                    let (last, read) = (last.map_or(0, |last| last.0), rest.len());
+                    tracing::info!(segments, read, last, keys, took_ms, "rebuilt the table's index");
                     if let Some(unkeyed) = unkeyed {
                         let (first, segment, records) = (unkeyed.first, unkeyed.segment, unkeyed.records);
                         tracing::warn!(%first, %segment, records, "records that are not keyed: nothing is cleaned from there on");
@@ -152,18 +161,32 @@ impl<S: Surroundings> Rebuild<S> {
         }
     }
 
-    /// Folds every record. The error, where the index has no room, is the number of keys that it has.
-    async fn fold_all(&self, mut fold: Fold) -> Result<Folded, u32> {
-        let (log, work) = (&self.log, self.surroundings.work());
-        let segments = log.len();
-        let fetch = |(identity, closure): (SegmentIdentity, Closure)| {
+    /// What was folded as a standby, and the segments that it lacks; if it is the beginning of the log.
+    async fn lead_warm(&mut self) -> Option<(Fold, Vec<Segment>)> {
+        let (warm, log) = (self.warming.take()?.end().await?, self.log.clone());
+        warm.last()?;
+        // It looks at each key.
+        let led = tokio::task::spawn_blocking(move || warm.lead(&log));
+        let led = result(led.await).await;
+        if led.is_none() {
+            tracing::info!(
+                "the recovered log does not begin with what was folded of the table's index: all of it is read"
+            );
+        }
+        led
+    }
+
+    /// Folds every record of the last segments of a log. The error, where the index has no room, is the number of keys that it has.
+    async fn fold_all(&self, mut fold: Fold, segments: usize, rest: &[Segment]) -> Result<Folded, u32> {
+        let work = self.surroundings.work();
+        let fetch = |(identity, closure): Segment| {
             let surroundings = Arc::clone(&self.surroundings);
             Fetch::begin(async move { Ok(fetch_patiently(&*surroundings, identity, closure).await) })
         };
-        let mut coming: VecDeque<Fetch<Bytes>> = log.iter().take(FETCHES).copied().map(fetch).collect();
+        let mut coming: VecDeque<Fetch<Bytes>> = rest.iter().take(FETCHES).copied().map(fetch).collect();
         let mut told = Instant::now();
-        for (nth, (identity, _)) in log.iter().enumerate() {
-            let folded = nth;
+        for (nth, (identity, _)) in rest.iter().enumerate() {
+            let folded = segments - rest.len() + nth;
             work.set(Work::Folding { folded, segments });
             if told.elapsed() >= PROGRESS_EVERY {
                 told = Instant::now();
@@ -175,7 +198,7 @@ impl<S: Surroundings> Rebuild<S> {
                 // Its task was cancelled, as all are when the process ends.
                 Err(_) => std::future::pending().await,
             };
-            coming.extend(log.get(nth + FETCHES).copied().map(fetch));
+            coming.extend(rest.get(nth + FETCHES).copied().map(fetch));
             let identity = *identity;
             let folding = tokio::task::spawn_blocking(move || match fold.segment(&identity, &bytes) {
                 Ok(()) => Ok(fold),
@@ -188,14 +211,14 @@ impl<S: Surroundings> Rebuild<S> {
 }
 
 /// An empty index, with all the memory that it takes: so much is not there at once.
-async fn empty_index(limits: Limits, segment_size: SegmentSize) -> Index {
+pub(super) async fn empty_index(limits: Limits, segment_size: SegmentSize) -> Index {
     let window = Window::new(segment_size);
     let empty = tokio::task::spawn_blocking(move || Index::new(hash_key(), limits, window));
     result(empty.await).await
 }
 
 /// What the next index is made for, where one with these limits had no room for a key beside so many.
-fn with_more_room(mut limits: Limits, keys: u32, size: &TableSize) -> Limits {
+pub(super) fn with_more_room(mut limits: Limits, keys: u32, size: &TableSize) -> Limits {
     // More than this sidecar's option says: another one's was larger. The log may have more of them still.
     if keys >= size.keys {
         limits.buckets = Buckets::for_keys(keys.saturating_mul(2).min(KEYS_MAX));
@@ -205,7 +228,7 @@ fn with_more_room(mut limits: Limits, keys: u32, size: &TableSize) -> Limits {
 }
 
 /// A fold has stopped because its index, with so many keys, has no room for another one: nothing else can stop it.
-fn no_room(error: &FoldError, keys: u32) -> u32 {
+pub(super) fn no_room(error: &FoldError, keys: u32) -> u32 {
     match error {
         FoldError::NoRoom(_) => keys,
         FoldError::Gap { .. } => unreachable!("the segments of a log follow each other: {error}"),

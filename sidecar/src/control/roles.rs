@@ -28,6 +28,7 @@ use tailwind_protocol::socket::Role;
 use tokio::sync::mpsc;
 
 use super::rebuild::Ended;
+use super::warm::Warming;
 use super::{Context, Rules, random_below, rebuild};
 use crate::path::{Command, FromTerm};
 use fit::FitCheck;
@@ -54,7 +55,9 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
     // A promotion that is disturbed is still part of the same failover.
     let mut missed: Option<Instant> = None;
     let mut fit = FitCheck::default();
+    let mut warming: Option<Warming> = None;
     loop {
+        warming = warming.or_else(|| Warming::begin(context));
         stay_fenced(context).await;
         let turn = match standby::wait_for_turn(context).await {
             Ok(turn) => turn,
@@ -76,7 +79,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<FromTe
         context.waits.over();
         match outcome {
             promote::Outcome::Won(config, reference) => {
-                let table = match rebuild::rebuild(context, &config, &reference).await {
+                let table = match rebuild::rebuild(context, &config, &reference, warming.take()).await {
                     Ok(table) => table,
                     Err(ended) => {
                         context.tenure.end();

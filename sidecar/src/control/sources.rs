@@ -1,7 +1,7 @@
 //! Who gives closed segments: members, or whoever else still has them. Every byte is checked here, whoever brings it.
 //!
 //! Used by [`reads`](super::reads), by [`roles`](super::roles) for copies that a promotion or a primary makes, and for a table: by
-//! [`rebuild`](super::rebuild) and [`clean`](super::clean).
+//! [`warm`](super::warm), [`rebuild`](super::rebuild) and [`clean`](super::clean).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

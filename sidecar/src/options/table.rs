@@ -25,7 +25,7 @@ pub struct TableOptions {
     /// included, or to none. Each backup needs the memory or the disk for it
     #[arg(long, env = "TAILWIND_TABLE", value_name = "SIZE", value_parser = parse_size)]
     pub table: Option<u64>,
-    /// Most keys of the table, 1000 to 16777216. The primary takes 93 bytes of memory for each, used or not
+    /// Most keys of the table, 1000 to 16777216. A sidecar that may lead takes 93 bytes of memory for each, used or not
     /// [default: one for each KiB of --table]
     #[arg(long, env = "TAILWIND_TABLE_KEYS", value_name = "N", requires = "table")]
     #[arg(value_parser = number::<u32>(KEYS_MIN.into(), KEYS_MAX.into()))]

@@ -1,13 +1,13 @@
 //! The index as a fold of the log: what each record, in the order of LSNs, makes of it.
 //!
-//! Driven by a sidecar that may lead: with each record that it follows, and at its promotion with those that it has not seen. A
-//! put or a move sets its key, a delete removes it. The index is never read back from a mirror: an entry that has rotted to
-//! zeros would be a lost key, and the log is there.
+//! Driven by a sidecar that may lead: while it stands by with the segments that are [closed](super::warm), and at its promotion
+//! with the others. A put or a move sets its key, a delete removes it. The index is never read back from a mirror: an entry that
+//! has rotted to zeros would be a lost key, and the log is there.
 //!
 //! A record that is not keyed is kept, and where the first one is gets reported: the cleaner stops below it.
 
 use crate::ids::{Lsn, Offset, Position, SegmentId};
-use crate::layout::{SegmentIdentity, record_size};
+use crate::layout::{SegmentIdentity, SegmentSize, record_size};
 use crate::planted::{self, Bug};
 use crate::scan::{Append, Record, Scanner};
 
@@ -118,6 +118,25 @@ impl Fold {
     /// Keys that are present after what has been folded.
     pub fn keys(&self) -> u32 {
         self.index.keys()
+    }
+
+    /// The last record that has been folded.
+    pub fn last(&self) -> Option<Lsn> {
+        self.next.map(Lsn::prev)
+    }
+
+    /// What is not keyed.
+    pub(super) fn unkeyed(&self) -> Option<Unkeyed> {
+        self.unkeyed
+    }
+
+    pub(super) fn segment_size(&self) -> SegmentSize {
+        self.index.window().segment_size()
+    }
+
+    /// See [`Index::forget_before`].
+    pub(super) fn forget_before(&mut self, first: SegmentId, last: SegmentId) {
+        self.index.forget_before(first, last);
     }
 
     /// Everything has been folded that the log has.

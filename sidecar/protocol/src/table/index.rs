@@ -250,6 +250,19 @@ impl Index {
         self.show(&change);
     }
 
+    /// Removes the keys whose last record is in a segment before `first`, as if these had not been folded. The newest one that was
+    /// folded is `last`, and the oldest less than a window before it.
+    pub(super) fn forget_before(&mut self, first: SegmentId, last: SegmentId) {
+        assert!(self.changes.is_empty(), "a log is folded before anything is appended");
+        for entry in (0..self.limits.buckets.entries()).map(EntryId) {
+            let Some(place) = self.at(entry).place else { continue };
+            if self.window.position_up_to(place, last).is_none_or(|at| at.segment < first) {
+                self.change_appended(Change { lsn: Lsn(0), entry, to: None });
+                self.free(entry);
+            }
+        }
+    }
+
     fn change_appended(&mut self, change: Change) {
         let appended = &mut self.appended[change.entry.0 as usize];
         let was = (appended.revision.is_some(), appended.size);

@@ -80,4 +80,8 @@ impl Window {
         let at = Position::new(segment, Offset(unit * ALIGNMENT as u32));
         (self.place(at) == Some(place)).then_some(at)
     }
+    /// The same for a place in the segment `last` or less than *W* before it.
+    pub(super) fn position_up_to(self, place: Place, last: SegmentId) -> Option<Position> {
+        self.position(place, SegmentId(last.0.saturating_sub(self.segments() / 4)))
+    }
 }

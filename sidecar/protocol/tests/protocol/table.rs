@@ -8,5 +8,6 @@ mod log;
 mod model;
 mod record;
 mod request;
+mod warm;
 mod world;
 mod worlds;

@@ -115,7 +115,7 @@ impl World {
         };
         let caller = Caller { group: group(), log: config.log, epoch: config.epoch };
         let epoch = config.epoch;
-        let table = self.begin_table(epoch, reference);
+        let table = self.begin_table(of, epoch, reference);
         let mut out = Vec::new();
         let seed = self.random.next();
         let machine = Primary::new(config, rules, reference, seed, self.time(of), &mut out);
@@ -140,7 +140,7 @@ impl World {
         };
         self.change_role(of, Role::Primary(Box::new(lead)));
         self.sidecars[of.0].app.begin(reference);
-        self.with_lead(of, |_, _| {});
+        self.with_lead(of, |world, lead| world.judge_whole_index(lead));
     }
 
     /// Hands the lead to `work`, takes turns of its log until nothing follows any more, and carries out what the machine wants.
@@ -186,7 +186,7 @@ impl World {
             self.prepare_wire(lead);
             lead.log.turn(moment, &mut heard);
             self.tell_app(of, lead, heard);
-            self.judge_index(lead, false);
+            self.judge_index(lead);
             self.send_posted(lead);
             self.count_failures(lead);
             self.checks.bounded_primary(lead.memory.len());

@@ -14,6 +14,7 @@ use tailwind_protocol::primary::{self, Seat};
 use tailwind_protocol::promotion::Task;
 use tailwind_protocol::rpc::{Failure, Inventory, TermId};
 use tailwind_protocol::standby::{Input, Round};
+use tailwind_protocol::table::warm::Warm;
 
 use super::app::App;
 use super::candidate::Candidacy;
@@ -140,6 +141,8 @@ pub(crate) struct Sidecar {
     pub(crate) app: App,
     /// While it does not lead.
     pub(crate) follow: Option<Box<Follow>>,
+    /// What it has folded of a table, while it does not lead.
+    pub(super) warm: Option<Warm>,
     /// The latest epoch whose records its app may have been shown.
     pub(crate) followed: Epoch,
     /// Until then its app does not follow.
@@ -167,6 +170,7 @@ impl Sidecar {
             clock,
             app: App::default(),
             follow: None,
+            warm: None,
             followed: Epoch(0),
             follows_from: 0,
         }
@@ -308,6 +312,7 @@ impl World {
         }
         if self.sidecars[of.0].lead().is_none() {
             self.follow(of);
+            self.fold_ahead(of);
         }
     }
 
@@ -343,6 +348,7 @@ impl World {
         sidecar.inbox.clear();
         sidecar.view = None;
         (sidecar.follow, sidecar.followed) = (None, Epoch(0));
+        sidecar.warm = None;
         sidecar.life += 1;
     }
 

@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use tailwind_primary::{Table, Unapplied};
-use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
+use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::scan::Record;
 use tailwind_protocol::table::bounds::Bounds;
-use tailwind_protocol::table::fold::{Fold, FoldError, Folded};
+use tailwind_protocol::table::fold::{Fold, FoldError};
 use tailwind_protocol::table::hash::{Buckets, HashKey};
 use tailwind_protocol::table::index::{Full, Index, Limits};
 use tailwind_protocol::table::place::Window;
@@ -24,6 +23,7 @@ use super::lead::{About, Lead};
 use super::queue::Micros;
 use super::scrub::has_sound;
 use super::sidecar::Process;
+use super::warm::segments;
 use super::{RETURN_MAX, SidecarNo, World};
 use crate::check::{Does, Mismatch, Operation, State, broken, size_in_log};
 use crate::plan::TablePlan;
@@ -69,22 +69,29 @@ impl TablePlan {
         Bounds::new(SIZE, self.segments).expect("a table's memory")
     }
 
-    fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> Limits {
         let keys_max = self.keys_max;
         Limits { buckets: Buckets::for_keys(keys_max), keys_max, live_bytes_max: self.bounds().live_bytes_max() }
     }
 }
 
 impl World {
-    /// The winner folds the recovered log, and leads with its index.
-    pub(super) fn begin_table(&mut self, epoch: Epoch, reference: &Reference) -> Option<(Table, TableLead)> {
+    /// The winner folds the recovered log, but for what it has folded as a standby, and leads with its index.
+    pub(super) fn begin_table(
+        &mut self,
+        of: SidecarNo,
+        epoch: Epoch,
+        reference: &Reference,
+    ) -> Option<(Table, TableLead)> {
         let plan = self.plan.table.clone()?;
         self.checks.table_won(epoch, reference);
+        let mut warm = self.lead_warm(of, reference);
         let folded = loop {
             let hash_key = HashKey(std::array::from_fn(|_| self.random.next() as u8));
-            let index = Index::new(hash_key, plan.limits(), Window::new(SIZE));
-            match self.fold(index, reference) {
-                Ok(folded) => break folded,
+            let empty = || Fold::new(Index::new(hash_key, plan.limits(), Window::new(SIZE)));
+            let (mut fold, rest) = warm.take().unwrap_or_else(|| (empty(), segments(reference)));
+            match rest.iter().try_for_each(|segment| self.fold_segment(&mut fold, segment)) {
+                Ok(()) => break fold.finish(),
                 Err(FoldError::NoRoom(_)) => {}
                 Err(gap) => broken("S18", gap.to_string()),
             }
@@ -94,18 +101,6 @@ impl World {
         let cleaning = Cleaning::new(plan.bounds(), reference, folded.unkeyed.map(|unkeyed| unkeyed.segment));
         let (requests, mismatches) = (VecDeque::new(), BTreeMap::new());
         Some((Table::new(folded.index, plan.bounds()), TableLead { requests, mismatches, count: 0, cleaning }))
-    }
-
-    fn fold(&self, index: Index, reference: &Reference) -> Result<Folded, FoldError> {
-        let mut fold = Fold::new(index);
-        for segment in &reference.segments {
-            for lsn in (segment.closure.first.0..=segment.closure.last.0).map(Lsn) {
-                let record = self.checks.truth(segment.identity.epoch, lsn);
-                let at = Position::new(segment.identity.segment, Offset(record.at));
-                fold.record(at, Record { lsn, payload: &record.payload })?;
-            }
-        }
-        Ok(fold.finish())
     }
 
     /// An app asks for this.
@@ -289,7 +284,7 @@ impl World {
         }
         let leads = self.sidecars.iter().position(|sidecar| sidecar.lead().is_some_and(rests)).map(SidecarNo);
         self.with_lead(leads.expect("one rests"), |world, lead| {
-            world.judge_index(lead, true);
+            world.judge_whole_index(lead);
             world.judge_trimmed_table(lead);
             let index = lead.log.table().expect("of a table").index();
             if let Some(lsn) = index.unacked() {
@@ -334,12 +329,26 @@ impl World {
         self.checks.table_mismatched(lead.epoch, &request.operations, found, request.since);
     }
 
-    /// Looks at one key of the index; or at all.
-    pub(super) fn judge_index(&mut self, lead: &Lead, all: bool) {
-        let (Some(table), Some(plan)) = (lead.log.table(), &self.plan.table) else { return };
-        let index = table.index();
+    /// Looks at one key of the index.
+    pub(super) fn judge_index(&mut self, lead: &Lead) {
+        let Some(plan) = &self.plan.table else { return };
         let some = self.random.below(plan.names);
-        let names = if all { 0..plan.names } else { some..some + 1 };
+        self.judge_names(lead, some..some + 1);
+    }
+
+    /// Looks at all of the index.
+    pub(super) fn judge_whole_index(&self, lead: &Lead) {
+        let Some(plan) = &self.plan.table else { return };
+        self.judge_names(lead, 0..plan.names);
+        let (keys, state) = (lead.log.table().map(|table| table.index().keys()), self.checks.table_state(lead.epoch));
+        if keys.is_some_and(|keys| keys as usize != state.len()) {
+            broken("Table", format!("epoch {} has {keys:?} keys, and {} is right", lead.epoch, state.len()));
+        }
+    }
+
+    fn judge_names(&self, lead: &Lead, names: std::ops::Range<u64>) {
+        let Some(table) = lead.log.table() else { return };
+        let index = table.index();
         let (machine, acked) = (lead.machine(), lead.log.acked().0);
         let end = machine.positions().appended.segment;
         let first = machine.closed().front().map_or(SegmentId(1), |(identity, _)| identity.segment);

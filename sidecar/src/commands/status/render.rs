@@ -98,7 +98,8 @@ fn of_table(table: &TableReport) -> String {
         return format!("rebuilding its index: {} of {} segments", count(folded), count(segments));
     }
     let (Some(keys), Some(live), Some(log)) = (table.keys, table.live_bytes, table.log_bytes) else {
-        return format!("of up to {keys_max} keys, in {memory} of log");
+        let warm = table.warm.map_or_else(String::new, |last| format!("; index warm up to LSN {last}"));
+        return format!("of up to {keys_max} keys, in {memory} of log{warm}");
     };
     let (keys, live, live_max, log) = (count(keys), bytes(live), bytes(table.live_bytes_max), bytes(log));
     let cleaner = table.cleaner.map_or_else(String::new, |cleaner| format!("; {cleaner}"));

@@ -10,6 +10,7 @@ use tailwind_protocol::scan::scan;
 use tailwind_protocol::segment::SegmentWriter;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::Revisions;
+use tailwind_protocol::table::warm::Warm;
 use tokio::sync::Notify;
 
 use super::*;
@@ -48,6 +49,7 @@ struct Fake {
     waits: Waits,
     work: TableWork,
     held_back: Mutex<BTreeSet<SegmentId>>,
+    given: Mutex<BTreeSet<SegmentId>>,
     /// How often something was asked for that was held back.
     refused: AtomicUsize,
     /// Fetches that have no end, and how many of them there are.
@@ -76,6 +78,7 @@ impl Surroundings for Fake {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(format!("segment {} cannot be fetched: b0: not now", identity.segment));
         }
+        self.given.lock().unwrap().insert(identity.segment);
         Ok(segment(identity.segment.0).1)
     }
 
@@ -95,6 +98,7 @@ fn rebuild_from(fake: &Arc<Fake>) -> Rebuild<Fake> {
         size: options.size(SegmentSize::MIN).unwrap().unwrap(),
         segment_size: SegmentSize::MIN,
         log: (1..=SEGMENTS).map(|number| segment(number).0).collect(),
+        warming: None,
     }
 }
 
@@ -203,4 +207,42 @@ async fn an_index_without_room_is_begun_again() {
     let (_shown, configuration) = watch::channel(None);
     let rebuilt = rebuild.unless(configuration, Epoch(1), std::future::pending()).await.unwrap();
     assert_eq!(u64::from(rebuilt.table.index().keys()), KEYS / 2 * (SEGMENTS + 1));
+}
+
+/// What a standby makes of the first segments.
+fn warm(segments: u64) -> Warm {
+    let limits = Limits { buckets: Buckets::for_keys(1000), keys_max: 1000, live_bytes_max: 1 << 20 };
+    let mut warm = Warm::new(Index::new(HashKey([7; 16]), limits, Window::new(SegmentSize::MIN)));
+    for number in 1..=segments {
+        let (named, bytes) = segment(number);
+        warm = warm.take(named, |fold| fold.segment(&named.0, &bytes)).unwrap();
+    }
+    warm
+}
+
+async fn given_to(mut rebuild: Rebuild<Fake>, warm: Warm) -> Vec<u64> {
+    let fake = Arc::clone(&rebuild.surroundings);
+    rebuild.warming = Some(Warming::done(warm));
+    let (_shown, configuration) = watch::channel(None);
+    let rebuilt = rebuild.unless(configuration, Epoch(1), std::future::pending()).await.unwrap();
+    assert_eq!(u64::from(rebuilt.table.index().keys()), KEYS / 2 * (SEGMENTS + 1));
+    let given = fake.given.lock().unwrap();
+    given.iter().map(|segment| segment.0).collect()
+}
+
+#[tokio::test]
+async fn what_a_standby_has_folded_is_not_fetched_again() {
+    for folded in 0..=SEGMENTS {
+        let rebuild = rebuild_from(&Arc::new(Fake::default()));
+        assert_eq!(given_to(rebuild, warm(folded)).await, Vec::from_iter(folded + 1..=SEGMENTS));
+    }
+}
+
+/// The last segment that it has folded ends elsewhere in the recovered log.
+#[tokio::test]
+async fn what_is_not_in_the_log_is_not_believed() {
+    let mut rebuild = rebuild_from(&Arc::new(Fake::default()));
+    let warm = warm(4);
+    rebuild.log[3].1.chain.0 ^= 1;
+    assert_eq!(given_to(rebuild, warm).await, Vec::from_iter(1..=SEGMENTS));
 }

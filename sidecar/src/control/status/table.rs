@@ -1,9 +1,11 @@
 //! What control does for a group's table, and what is told of the table.
 //!
-//! Written by [`rebuild`](crate::control::rebuild) and [`clean`](crate::control::clean), told by [`status`](super).
+//! Written by [`warm`](crate::control::warm), [`rebuild`](crate::control::rebuild) and [`clean`](crate::control::clean), told by
+//! [`status`](super).
 
 use std::sync::{Mutex, PoisonError};
 
+use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::table::cleaner::Doing;
 use tailwind_report::table::{CleanerReport, CleanerState, RebuildReport, TableReport};
@@ -14,9 +16,14 @@ use crate::path::TableDescription;
 /// What is being done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: this sidecar does not lead.
+    /// Nothing: this sidecar does not lead, and has folded nothing ahead of a promotion.
     #[default]
     Nothing,
+    /// It does not lead. Its index has every record up to this one.
+    Warm {
+        /// The last record of a closed segment.
+        last: Lsn,
+    },
     /// The index is made from the log.
     Folding {
         /// Segments that are done.
@@ -50,9 +57,10 @@ impl TableWork {
         path: Option<&TableDescription>,
     ) -> TableReport {
         let in_bytes = |segments: u32| u64::from(segments) * u64::from(segment_size.bytes());
-        let (mut cleaner, mut rebuild) = (None, None);
+        let (mut cleaner, mut rebuild, mut warm) = (None, None, None);
         match self.get() {
             Work::Nothing => {}
+            Work::Warm { last } => warm = Some(last.0),
             Work::Folding { folded, segments } => {
                 rebuild = Some(RebuildReport { folded: folded as u64, segments: segments as u64 });
             }
@@ -67,6 +75,7 @@ impl TableWork {
             memory_bytes: in_bytes(size.bounds.segments()),
             cleaner: cleaner.filter(|_| path.is_some()),
             rebuild,
+            warm,
         }
     }
 }

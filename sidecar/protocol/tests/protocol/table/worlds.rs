@@ -84,13 +84,14 @@ mod planted_bugs {
 
             #[test]
             fn every_planted_bug_of_tables_has_a_test() {
-                // Those of a primary's log and of disks, which are not in these worlds, are found by the simulator.
+                // Those of a primary's log, of standbys and of disks, which are not in these worlds, are found by the simulator.
                 let of_logs = [
                     Bug::MismatchTellsUnacked,
                     Bug::MismatchWithoutBarrier,
                     Bug::PutsFillReserve,
                     Bug::MovesStayUnseen,
                     Bug::TrimBeforeSynced,
+                    Bug::WarmIndexIsBelieved,
                 ];
                 let hunted = [&[$(Bug::$bug,)* Bug::DropsUnacked][..], &of_logs].concat();
                 assert!(Bug::ALL.into_iter().filter(|bug| bug.is_of_tables()).all(|bug| hunted.contains(&bug)));

@@ -202,6 +202,7 @@ fn a_table_says_how_full_it_is_and_what_cleans_it() {
         memory_bytes: 2 << 30,
         cleaner: cleaner(CleanerState::Moving, Some(7)),
         rebuild: None,
+        warm: None,
     };
     let line = |table: TableReport| {
         let found = rendered("first", SidecarReport { table: Some(table), ..primary() });
@@ -213,6 +214,8 @@ fn a_table_says_how_full_it_is_and_what_cleans_it() {
     assert_eq!(line(stopped), format!("{figures}; NOT CLEANED: segment 7 has a record that is not keyed"));
     let elsewhere = TableReport { keys: None, live_bytes: None, log_bytes: None, cleaner: None, ..table };
     assert_eq!(line(elsewhere), "table      of up to 2,097,152 keys, in 2.0 GiB of log");
+    let warm = TableReport { warm: Some(41_234), ..elsewhere };
+    assert_eq!(line(warm), "table      of up to 2,097,152 keys, in 2.0 GiB of log; index warm up to LSN 41234");
     let rebuild = Some(RebuildReport { folded: 12, segments: 1300 });
     let rebuilt = TableReport { rebuild, ..elsewhere };
     assert_eq!(line(rebuilt), "table      rebuilding its index: 12 of 1,300 segments");
