@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
 FIGURES=sidecar/tests/instructions.txt
-WORK=(one_append five_hundred_appends batch_of_a_hundred a_hundred_applies scan_of_a_megabyte)
+WORK=(one_append five_hundred_appends batch_of_a_hundred one_apply a_hundred_applies scan_of_a_megabyte)
 # Repetitions of the two runs: their difference is what counts.
 FEW=10
 MORE=60

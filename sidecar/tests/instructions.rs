@@ -74,10 +74,20 @@ fn batch_of_a_hundred() {
     appends(1, |request, frames| Request::Batch(batch).encode(request, frames));
 }
 
+/// One put to a table at a time.
+#[test]
+fn one_apply() {
+    applies(1);
+}
+
 /// Puts to a table, each of a request of its own.
 #[test]
 fn a_hundred_applies() {
-    exchange(LoopHarness::of_table(SegmentSize::DEFAULT, 1000), 100, |request, frames| {
+    applies(100);
+}
+
+fn applies(acks: usize) {
+    exchange(LoopHarness::of_table(SegmentSize::DEFAULT, 1000), acks, |request, frames| {
         let key = (request % 100).to_le_bytes();
         let written = Written::Value(Value::new(&PAYLOAD).unwrap());
         let mut put = Vec::new();
