@@ -2,6 +2,7 @@
 
 mod bytes;
 mod cleaner;
+mod exhaustive;
 mod fold;
 mod index;
 mod log;
