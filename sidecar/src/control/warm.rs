@@ -5,7 +5,7 @@
 //! and whether any of it can be led, is [`Warm`]'s to decide.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tailwind_protocol::config::{Configuration, Kind};
@@ -20,13 +20,19 @@ use super::Context;
 use super::rebuild::{empty_index, no_room, with_more_room};
 use super::sources::Sources;
 use super::status::table::Work;
+use crate::logging::Repeats;
 use crate::options::TableSize;
 use crate::thread::result;
 
-/// Pause before a member is asked again, once everything is folded that the last one has closed.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Pause before a member is asked again, once everything is folded that the last one has closed; doubled with each look that finds
+/// nothing. A small table under many puts is cleaned as a whole within a tenth of a second.
+const LOOK_AGAIN_MIN: Duration = Duration::from_millis(10);
+/// The longest such pause.
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(500);
 /// So many looks in a row may fail before it is said: a failover, or a backup that restarts, is over by then.
 const FAILURES_UNTOLD: u32 = 20;
+/// That it begins again is said at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// An index that is being folded.
 #[derive(Debug)]
@@ -49,6 +55,8 @@ impl Warming {
             page: None,
             turn: super::random_below(u64::from(u16::MAX)) as usize,
             failures: 0,
+            pause: LOOK_AGAIN_MIN,
+            said: Repeats::every(SAY_AGAIN),
         };
         Some(Warming { stop, task: JoinSet::from_iter([standby.fold_until(stopped)]) })
     }
@@ -78,6 +86,10 @@ struct Standby {
     turn: usize,
     /// Looks in a row that have failed.
     failures: u32,
+    /// Before the next look.
+    pause: Duration,
+    /// What has been logged.
+    said: Repeats<&'static str>,
 }
 
 impl Standby {
@@ -98,7 +110,7 @@ impl Standby {
         loop {
             match self.look().await {
                 Ok(Some(fetched)) => {
-                    self.failures = 0;
+                    (self.failures, self.pause) = (0, LOOK_AGAIN_MIN);
                     return fetched;
                 }
                 Ok(None) => self.failures = 0,
@@ -110,7 +122,9 @@ impl Standby {
                 }
             }
             (self.page, self.turn) = (None, self.turn.wrapping_add(1));
-            tokio::time::sleep(LOOK_AGAIN).await;
+            let pause = self.pause;
+            self.pause = (pause * 2).min(LOOK_AGAIN_MAX);
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -134,8 +148,10 @@ impl Standby {
             }
             Next::Nothing => Ok(None),
             Next::Again => {
-                let last = warm.last().unwrap_or_default();
-                tracing::info!(%last, "the log has gone on without what was folded of the table's index: begins again");
+                let why = "what comes next of the table's index is trimmed, or the log is another one: begins again";
+                if self.said.is_due(why, Instant::now()) {
+                    tracing::info!(last = %warm.last().unwrap_or_default(), "{why}");
+                }
                 self.begin_again();
                 Ok(None)
             }
