@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Metric, Registry};
@@ -42,6 +42,15 @@ impl Snapshot {
     /// Adds a counter. Its name ends in `_total`.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.register(name, help, ConstCounter::new(value));
+    }
+
+    /// Adds a counter for each value of a label. Its name ends in `_total`.
+    pub fn counters<const N: usize>(&mut self, name: &str, help: &str, label: &'static str, counts: [(&str, u64); N]) {
+        let family: Family<_, Counter> = Family::default();
+        for (value, count) in counts {
+            family.get_or_create(&vec![(label, value.to_owned())]).inc_by(count);
+        }
+        self.register(name, help, family);
     }
 
     /// Adds a histogram, as it is now. Its name ends in `_seconds`.

@@ -9,12 +9,13 @@
 //! What they share: the [`Context`], with the way to the append path ([`handle`]); what the group wants ([`desired`]) and what
 //! the config store shows ([`configuration`]); the [`log`] of the term, which [`roles`] fill and [`reads`] read; and
 //! [`sources`], which fetch its closed segments from members. For a group that keeps a table, [`warm`] and [`rebuild`] make
-//! the index before a term begins, and [`clean`] keeps the log short.
+//! the index before a term begins, [`gets`] brings what is read of it, and [`clean`] keeps the log short.
 
 mod clean;
 pub mod configuration;
 mod context;
 pub mod desired;
+mod gets;
 mod handle;
 pub mod log;
 pub mod reads;
@@ -51,7 +52,7 @@ pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::
 }
 
 /// Reads and questions for the status are served in every role, each in a task of its own: at most as many as there are clients,
-/// and a few questions of each.
+/// a few questions of each, and what gets and copies need at the same time.
 async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<ClientRequest>) {
     let mut tasks = JoinSet::new();
     loop {
@@ -70,6 +71,18 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
                 tasks.spawn(async move {
                     let position = position::ask(Arc::clone(&context)).await;
                     context.path.send(Command::AnswerPosition(client, request, position));
+                });
+            }
+            ClientRequest::Record(epoch, number, wanted) => {
+                tasks.spawn(async move {
+                    let value = gets::fetch(&context, &wanted).await;
+                    context.path.send(Command::Record(epoch, number, value));
+                });
+            }
+            ClientRequest::Sources(epoch, number, wanted) => {
+                tasks.spawn(async move {
+                    let values = gets::fetch_all(&context, wanted).await;
+                    context.path.send(Command::Sources(epoch, number, values));
                 });
             }
             ClientRequest::Status(client, request) => {

@@ -8,7 +8,7 @@
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
 //! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` and `applies` (what they mean),
 //! `leading` (the [primary's log](tailwind_primary): placing, posting, acknowledging), `answers` (whom the acks are for). Beside
-//! them: `moves` (what the cleaner of a table has moved), `role` (primary or not), `description` (the status), `fabric` (the
+//! them: `gets` (what is read of a table), `moves` (what its cleaner has moved), `role` (primary or not), `description` (the status), `fabric` (the
 //! channels), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
 
 mod answers;
@@ -17,6 +17,7 @@ mod batch_memory;
 pub mod connection;
 mod description;
 mod fabric;
+mod gets;
 mod latency;
 mod leading;
 mod messages;
@@ -171,6 +172,7 @@ impl AppendLoop {
         for slot in self.clients.held() {
             progress |= self.serve(slot);
         }
+        self.ask_for_gets();
         let mut acked = None;
         if let RoleState::Leading(leading) = &mut self.state {
             let ticks = began.duration_since(self.ticked) >= TICK;
@@ -184,6 +186,7 @@ impl AppendLoop {
         if acked.is_some() && self.counters.tailing.load(Ordering::Relaxed) > 0 {
             self.counters.news.notify_waiters();
         }
+        self.turn_gets(now);
         self.report();
         self.send();
         if let (Some((_, end)), RoleState::Leading(leading)) = (acked, &mut self.state) {
@@ -322,6 +325,8 @@ impl AppendLoop {
             Command::Describe(reply) => drop(reply.send(self.describe())),
             Command::End => self.end(),
             Command::Move(epoch, batch, reply) => self.on_move(epoch, batch, reply),
+            Command::Record(epoch, number, value) => self.on_record(epoch, number, value, now),
+            Command::Sources(epoch, number, values) => self.on_sources(epoch, number, values, now),
             Command::SyncTable(epoch) => self.sync_table(epoch),
             Command::TrimTable(epoch, below) => self.trim_table(epoch, below, now),
             Command::Input(epoch, input) => self.state.in_term(epoch, |log| log.step(now, input)),

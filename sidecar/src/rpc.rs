@@ -265,8 +265,8 @@ impl BackupClient {
         }
     }
 
-    /// Fetches the bytes of a closed segment, and hands them on as they come. As many as the closure says; whether they are
-    /// right is for the caller to scan. Gives up when nothing has come for as long as `silence_max`: how long a whole segment
+    /// Fetches the bytes of a closed segment, and hands them on as they come. As many as the request says; whether they are
+    /// right is for the caller to find out. Gives up when nothing has come for as long as `silence_max`: how long a whole segment
     /// takes is a matter of the network.
     pub async fn fetch(
         &self,
@@ -285,7 +285,7 @@ impl BackupClient {
         mut each: impl FnMut(&[u8]),
     ) -> Result<(), CallError> {
         let silent = |_| self.unreachable(&format!("silent for {silence_max:?}"));
-        let wanted = request.closure.end.0 as usize;
+        let wanted = request.bytes().len();
         let body = self.encode(request)?;
         let request = || (Method::POST, body.clone());
         let asked = self.ask(path::FETCH, request, true, REFUSAL_SIZE_MAX);

@@ -6,6 +6,7 @@
 //! corrupt.
 
 use std::io;
+use std::ops::Range;
 
 use tailwind_protocol::backup::{Place, Slot};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
@@ -36,11 +37,11 @@ pub fn fetch(
     }
 }
 
-/// A closed segment's bytes as they are, for a caller who checks them.
+/// A closed segment's bytes as they are, or some of them, for a caller who checks them.
 #[derive(Debug)]
 pub struct Unchecked {
     from: Source,
-    end: u32,
+    bytes: Range<u32>,
 }
 
 #[derive(Debug)]
@@ -69,18 +70,26 @@ impl Unchecked {
         };
         match &from {
             Source::File(file) if file.length().map_err(ReadError::Io)? < u64::from(end) => Err(ReadError::Corrupt),
-            _ => Ok(Unchecked { from, end }),
+            _ => Ok(Unchecked { from, bytes: 0..end }),
         }
     }
 
-    /// Bytes of the segment.
-    #[allow(clippy::len_without_is_empty, reason = "a segment has at least its header")]
-    pub fn len(&self) -> u32 {
-        self.end
+    /// Only these bytes of the segment, which has them.
+    #[must_use]
+    pub fn only(self, bytes: Range<u32>) -> Unchecked {
+        assert!(bytes.end <= self.bytes.end, "what is asked for is checked against the closure");
+        Unchecked { bytes, ..self }
     }
 
-    /// Reads bytes of the segment from `at` on.
+    /// How many bytes they are.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks for none")]
+    pub fn len(&self) -> u32 {
+        self.bytes.end - self.bytes.start
+    }
+
+    /// Reads of these bytes, from `at` on.
     pub fn read(&self, buffers: &dyn Buffers, at: u32, out: &mut [u8]) -> io::Result<()> {
+        let at = self.bytes.start + at;
         match &self.from {
             Source::Buffer(slot) => buffers.read(*slot, at, out),
             Source::File(file) => file.read_exact_at(at.into(), out),

@@ -61,6 +61,16 @@ impl Apply {
         self.write(key, Some(value), Some(expected(revision)))
     }
 
+    /// The key gets the value that another key has before the request. Nothing of the request is done if that key is absent.
+    pub fn copy(self, key: &[u8], source: &[u8]) -> Apply {
+        self.copy_of(key, source, None)
+    }
+
+    /// The same, if the key, not the source, has this revision, or with `None` if it is absent.
+    pub fn copy_if(self, key: &[u8], source: &[u8], revision: Option<Revision>) -> Apply {
+        self.copy_of(key, source, Some(expected(revision)))
+    }
+
     /// The key is removed; it may be absent already.
     pub fn delete(self, key: &[u8]) -> Apply {
         self.write(key, None, None)
@@ -80,6 +90,13 @@ impl Apply {
         self
     }
 
+    fn copy_of(mut self, key: &[u8], source: &[u8], only_if: Option<Expected>) -> Apply {
+        match self.key(source).map(Written::CopyOf) {
+            Some(written) => self.add(key, written, only_if),
+            None => self.add(key, Written::Nothing, only_if),
+        }
+    }
+
     fn write(mut self, key: &[u8], value: Option<&[u8]>, only_if: Option<Expected>) -> Apply {
         let written = match value.map(Value::new) {
             Some(Ok(value)) => Written::Value(value),
@@ -89,6 +106,10 @@ impl Apply {
             }
             None => Written::Nothing,
         };
+        self.add(key, written, only_if)
+    }
+
+    fn add(mut self, key: &[u8], written: Written<'_>, only_if: Option<Expected>) -> Apply {
         if let Some(key) = self.key(key) {
             put_operation(&mut self.bytes, &Operation::Write { key, written, only_if });
         }
@@ -154,7 +175,7 @@ impl Applied {
         self.revision(0).ok_or_else(|| Error::Protocol { what: "an ack of record 0".to_owned() })
     }
 
-    /// The revision that the write with this number has given its key: puts and deletes count from 0, a `require` does not. Of a
+    /// The revision that the write with this number has given its key: puts, copies and deletes count from 0, a `require` does not. Of a
     /// delete, which leaves its key without one, it is its record's LSN. `None` if there is no such write.
     pub fn revision(&self, write: usize) -> Option<Revision> {
         let after = u64::from(self.writes).checked_sub(write as u64 + 1)?;

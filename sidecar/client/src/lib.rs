@@ -65,7 +65,7 @@
 //!
 //! # Tables
 //! A group may keep a table, the last value of each key, instead of plain records. [`blocking::Table`] changes keys at the
-//! primary, with conditions on their revisions if need be; [`blocking::LocalTable`] keeps the keys that have a prefix in the
+//! primary, with conditions on their revisions if need be, and reads them there; [`blocking::LocalTable`] keeps the keys that have a prefix in the
 //! app's own memory, at any sidecar. Both exist with `.await` in [`asynchronous`].
 //!
 //! # After a failover
@@ -80,6 +80,7 @@ pub mod blocking;
 mod buffer;
 mod content;
 mod error;
+mod get;
 mod local;
 mod reserved;
 mod ring;
@@ -89,6 +90,7 @@ mod types;
 pub use apply::{Applied, Apply};
 pub use content::{Change, Entry};
 pub use error::Error;
+pub use get::Get;
 pub use reserved::Reserved;
 pub use tailwind_protocol::history::History;
 pub use tailwind_protocol::ids::{Epoch, Lsn};

@@ -20,6 +20,7 @@ use tailwind_protocol::table::request::Mismatch;
 
 use crate::apply::Apply;
 use crate::buffer::{Inbox, Outbox};
+use crate::content::Entry;
 use crate::ring::Ring;
 use crate::types::{Ack, Limits, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome, known};
 use crate::{Error, OUTSTANDING_APPENDS_MAX};
@@ -69,6 +70,7 @@ pub(crate) enum Reply {
     Trimmed(Lsn),
     Status(String),
     Position(Position),
+    Value(Option<Entry>),
 }
 
 impl Reply {
@@ -94,6 +96,10 @@ impl Reply {
 
     pub(crate) fn position(self) -> Result<Position, Error> {
         if let Reply::Position(position) = self { Ok(position) } else { Err(mismatched()) }
+    }
+
+    pub(crate) fn value(self) -> Result<Option<Entry>, Error> {
+        if let Reply::Value(entry) = self { Ok(entry) } else { Err(mismatched()) }
     }
 }
 
@@ -752,6 +758,10 @@ impl Session {
             }
             Response::Position { epoch, last } => {
                 self.on_reply(request, Ok(Reply::Position(Position { epoch: Epoch(epoch), last: Lsn(last) })));
+            }
+            Response::Value { revision, value, .. } => {
+                let entry = revision.map(|revision| Entry { value: value.into(), revision });
+                self.on_reply(request, Ok(Reply::Value(entry)));
             }
         }
         Ok(Some(size))

@@ -23,6 +23,8 @@ pub trait Fabric {
     fn tail(append: &mut Self::Append) -> &mut [u8];
     /// The first `count` bytes of the tail may be posted from now on.
     fn publish(append: &mut Self::Append, count: u32);
+    /// Lends the bytes that are published.
+    fn published<R>(shared: &Self::Shared, read: impl FnOnce(&[u8]) -> R) -> R;
 }
 
 /// One ordered stream of writes to one member. No call blocks.

@@ -16,6 +16,7 @@ use tailwind_protocol::table::moves::Candidate;
 use tailwind_protocol::table::request::{Apply, Mismatch, TooLarge};
 use tailwind_protocol::table::staged::Refused;
 
+use crate::copies::{Copied, Given, copies};
 use crate::fabric::Fabric;
 use crate::log::PrimaryLog;
 use crate::segments::Placed;
@@ -29,6 +30,17 @@ pub struct Table {
     at_first: u32,
     /// The last request that was judged found the log as long as requests may make it.
     waits_for_trim: bool,
+    /// What the copies of the last request take over.
+    copied: Copied,
+}
+
+/// A request that was appended.
+#[derive(Clone, Copy, Debug)]
+pub struct Applied {
+    /// Where.
+    pub placed: Placed,
+    /// Bytes of log that it takes.
+    pub size: usize,
 }
 
 /// Why a request was not appended.
@@ -42,6 +54,8 @@ pub enum Unapplied {
     Full(Full),
     /// No log of this segment size can take it.
     TooLarge(TooLarge),
+    /// Values that it takes over have to be fetched: [`PrimaryLog::sources`] says which. Ask again with them.
+    Sources,
 }
 
 /// What has become of candidates of the cleaner.
@@ -60,7 +74,8 @@ pub struct Moved {
 impl Table {
     /// A table whose index is the fold of the recovered log.
     pub fn new(index: Index, bounds: Bounds) -> Table {
-        Table { index, bounds, at_first: 0, waits_for_trim: false }
+        let copied = Copied::new(&index);
+        Table { index, bounds, at_first: 0, waits_for_trim: false, copied }
     }
 
     /// Its index.
@@ -98,35 +113,38 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         self.table.as_deref()
     }
 
-    /// Judges a request, which has no copy, and appends its writes as one batch, which waits for its ack from now on. It needs the
-    /// room that [`PrimaryLog::may_append`] tells of.
-    pub fn apply(&mut self, append: A, apply: &Apply<'_>) -> Result<Placed, Unapplied> {
+    /// Judges a request, and appends its writes as one batch, which waits for its ack from now on. Its copies take over what is in
+    /// memory, or `given`. It needs the room that [`PrimaryLog::may_append`] tells of.
+    pub fn apply(&mut self, append: A, apply: &Apply<'_>, given: &Given) -> Result<Applied, Unapplied> {
         let mut table = self.table.take().expect("a request comes to a table");
-        let placed = self.judge_and_place(&mut table, apply);
+        let applied = self.judge_and_place(&mut table, apply, given);
         self.table = Some(table);
-        self.waits.add_append(placed?, Some(append));
-        placed
+        self.waits.add_append(applied?.placed, Some(append));
+        applied
     }
 
-    fn judge_and_place(&mut self, table: &mut Table, apply: &Apply<'_>) -> Result<Placed, Unapplied> {
-        let segment_size = table.index.window().segment_size();
-        let size = apply.size(segment_size, |_| unreachable!("copies are not taken")).map_err(Unapplied::TooLarge)?;
-        let staged = table.index.stage(apply, |_| None).map_err(|refused| match refused {
+    fn judge_and_place(&mut self, table: &mut Table, apply: &Apply<'_>, given: &Given) -> Result<Applied, Unapplied> {
+        if copies(apply) {
+            self.gather(&table.index, &mut table.copied, apply, given);
+        }
+        let (segment_size, copied) = (table.index.window().segment_size(), &table.copied);
+        let size = apply.size(segment_size, |source| copied.length(source)).map_err(Unapplied::TooLarge)?;
+        let staged = table.index.stage(apply, |source| copied.source(source)).map_err(|refused| match refused {
             Refused::Mismatch(mismatch) => Unapplied::Mismatch(mismatch),
             Refused::Full(full) => Unapplied::Full(full),
             Refused::Wait => Unapplied::Later,
-            Refused::Source(_) => unreachable!("copies are not taken"),
+            Refused::Source(_) => Unapplied::Sources,
         })?;
         let fits = planted::has(Bug::PutsFillReserve) && self.room().is_some_and(|room| room >= size);
         table.waits_for_trim = !fits && !table.bounds.may_put(self.segments_with(size));
         if table.waits_for_trim {
             return Err(Unapplied::Later);
         }
-        let records = apply.writes().map(|write| write.record(|_| unreachable!("copies are not taken")));
+        let records = apply.writes().map(|write| write.record(|source| copied.value(source)));
         let placed = self.place(size, records).ok_or(Unapplied::Later)?;
         let first = Lsn(placed.last.0 + 1 - u64::from(apply.write_count()));
         staged.appended(first, begin(placed, size));
-        Ok(placed)
+        Ok(Applied { placed, size })
     }
 
     /// Judges candidates of the oldest segment, in their order, and appends those that are live as one batch. No client waits for it.

@@ -332,6 +332,15 @@ impl RecordHeader {
         out[24..32].copy_from_slice(&self.epoch.0.to_le_bytes());
         out
     }
+
+    /// Reads a header, for a record of whose segment nothing else is at hand. `None`: these bytes are not one.
+    pub fn from_bytes(bytes: &[u8; RECORD_HEADER_SIZE]) -> Option<RecordHeader> {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let (lsn, epoch) = (Lsn(u64_at(16)), Epoch(u64_at(24)));
+        let header = RecordHeader { length: u32_at(4), payload_crc: u32_at(12), lsn, epoch };
+        (header.to_bytes() == *bytes).then_some(header)
+    }
 }
 
 /// Bytes that `length` payload bytes take, padded.

@@ -44,6 +44,9 @@ impl Bug {
                 | Bug::MismatchWithoutBarrier
                 | Bug::PutsFillReserve
                 | Bug::MovesStayUnseen
+                | Bug::FreshWithoutBarrier
+                | Bug::RecordUnchecked
+                | Bug::GetNotLookedAgain
         )
     }
 }
@@ -184,6 +187,12 @@ bugs! {
     PutsFillReserve = "puts-fill-reserve",
     /// Primary's log: a table's index does not hear that moves are acknowledged. It names records that are trimmed.
     MovesStayUnseen = "moves-stay-unseen",
+    /// Primary's log: a fresh get is answered without a barrier, perhaps by a primary that is deposed. Breaks S20.
+    FreshWithoutBarrier = "fresh-without-barrier",
+    /// Table: the bytes that were fetched for a get are not compared with what the index says of the record. Breaks S20.
+    RecordUnchecked = "record-unchecked",
+    /// Primary's log: a get whose record has been fetched does not look its key up again. Breaks S20.
+    GetNotLookedAgain = "get-not-looked-again",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

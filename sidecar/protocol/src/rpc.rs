@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -387,7 +388,7 @@ pub struct Synced {
 /// it over.
 pub const FORMER_MAX: usize = 8;
 
-/// Send a closed segment's bytes, from 0 to its closure's end.
+/// Send a closed segment's bytes, from 0 to its closure's end; or a part of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FetchRequest {
     /// The group.
@@ -400,6 +401,16 @@ pub struct FetchRequest {
     /// caller that checks the bytes anyway, and asks again with this if something is wrong.
     #[serde(default = "checked")]
     pub check: bool,
+    /// Only these bytes, at least one, and none behind the closure's end. What is checked is all of the copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<Range<u32>>,
+}
+
+impl FetchRequest {
+    /// The bytes that it asks for.
+    pub fn bytes(&self) -> Range<u32> {
+        self.range.clone().unwrap_or(0..self.closure.end.0)
+    }
 }
 
 fn checked() -> bool {

@@ -13,6 +13,7 @@ mod operations;
 
 use std::fmt;
 
+use crate::table::record::{Key, Revision};
 use crate::table::request::Mismatch;
 
 pub use batch::{Batch, PADDED_TO, RecordsFrames, batch_log_size, encode_batch, put_batch_record};
@@ -31,7 +32,8 @@ pub const VERSION: u16 = 4;
 pub const VERSION_FOLLOW: u16 = 2;
 /// First version with [`Response::History`] and its number in [`Request::Read`] and [`Request::Follow`].
 pub const VERSION_HISTORY: u16 = 3;
-/// First version with [`Request::Apply`], [`Response::Mismatch`], [`Welcome::table`], and the errors that belong to tables.
+/// First version with [`Request::Apply`] and [`Request::Get`], their answers, [`Welcome::table`], and the errors that belong to
+/// tables.
 pub const VERSION_TABLE: u16 = 4;
 /// Bytes of the header of every frame.
 pub const FRAME_HEADER_SIZE: usize = 16;
@@ -56,6 +58,7 @@ mod kind {
     pub(super) const FOLLOW: u8 = 10;
     pub(super) const POSITION: u8 = 11;
     pub(super) const APPLY: u8 = 12;
+    pub(super) const GET: u8 = 13;
     pub(super) const SYNC: u8 = 16;
 
     pub(super) const WELCOME: u8 = 129;
@@ -74,6 +77,7 @@ mod kind {
     pub(super) const HISTORY: u8 = 142;
     pub(super) const SYNCED: u8 = 143;
     pub(super) const MISMATCH: u8 = 144;
+    pub(super) const VALUE: u8 = 145;
 }
 
 /// Flag of `Hello`: answer only once this sidecar is primary.
@@ -89,6 +93,15 @@ pub const READ_TAIL: u32 = 1;
 /// Flag of `Read`: read in any role of the sidecar. Off the primary, what was acknowledged last may be missing. Since version
 /// 2; version 1 ignores it.
 pub const READ_ANYWHERE: u32 = 2;
+/// Flag of `Get`: everything that was acknowledged to anybody before the request. Since version 4.
+pub const GET_FRESH: u16 = 1;
+/// Flag of `Get`: leave the value out. Since version 4. The flag 2 is kept for what a later version may allow.
+pub const GET_NO_VALUE: u16 = 4;
+/// What `Value` says of a key.
+mod found {
+    pub(super) const ABSENT: u8 = 0;
+    pub(super) const VALUE: u8 = 1;
+}
 /// Flag of `End`: the reader has caught up and the tail continues.
 const END_TAILING: u8 = 1;
 /// Flag of `Lag`: the view is stale.
@@ -153,6 +166,15 @@ pub enum Request<'a> {
     Batch(Batch<'a>),
     /// Change keys of a table: all operations or none. Since version 4.
     Apply(Operations<'a>),
+    /// Answer with what is acknowledged of a key of a table. Since version 4.
+    Get {
+        /// The key.
+        key: Key<'a>,
+        /// The state after this record, or later; 0 for any.
+        least: u64,
+        /// [`GET_FRESH`] and [`GET_NO_VALUE`].
+        flags: u16,
+    },
     /// Send acknowledged records from an LSN on.
     Read {
         /// First record wanted.
@@ -290,6 +312,15 @@ pub enum Response<'a> {
     },
     /// A condition of an `Apply` did not hold, so nothing of it was done. Since version 4.
     Mismatch(Mismatch),
+    /// What is acknowledged of a key. Since version 4.
+    Value {
+        /// The key's revision; `None`: it is absent.
+        revision: Option<Revision>,
+        /// The state after this record: the last that was acknowledged.
+        as_of: u64,
+        /// The value; empty if the key is absent, or if none was asked for.
+        value: &'a [u8],
+    },
     /// Look at the ring, in which something has changed. Answers nothing: request 0.
     Wake,
 }

@@ -7,13 +7,15 @@
 //! Files, in the order in which data meets them: [`request`] (operations, and whether their conditions hold), [`record`] (the
 //! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] and [`acked`] (what
 //! is acknowledged, in bytes that can be copied), [`index`] (both views of each key) with [`staged`] (what changes them), [`fold`]
-//! (the index of a log that is there) and [`warm`] (of one that a standby may lead), [`bounds`], [`moves`] and [`cleaner`] (how a log stays short).
+//! (the index of a log that is there) and [`warm`] (of one that a standby may lead), [`get`] (the record of a key that is read),
+//! [`bounds`], [`moves`] and [`cleaner`] (how a log stays short).
 
 pub mod acked;
 pub mod bounds;
 pub mod cleaner;
 pub mod entry;
 pub mod fold;
+pub mod get;
 pub mod hash;
 pub mod index;
 pub mod moves;

@@ -77,13 +77,25 @@ pub struct TablePlan {
     pub value_max: u64,
     /// One put in so many has a value of up to the largest size.
     pub large_one_in: u64,
+    /// Its app gets and copies keys too. In two of five seeds; what the others play stays as it was before there were gets.
+    pub reads: bool,
 }
 
 impl TablePlan {
     /// The smallest table, of an app that is told what to ask for.
     fn still() -> TablePlan {
         let (segments, keys_max) = (bounds::SEGMENTS_MIN, 100);
-        TablePlan { segments, keys_max, names: 1, hot: 1, cold_one_in: 1, vain: 0, value_max: 0, large_one_in: 1 }
+        TablePlan {
+            segments,
+            keys_max,
+            names: 1,
+            hot: 1,
+            cold_one_in: 1,
+            vain: 0,
+            value_max: 0,
+            large_one_in: 1,
+            reads: false,
+        }
     }
 
     /// A third of all seeds are tables. Drawn apart, so that the others play as they did before there were any.
@@ -103,6 +115,7 @@ impl TablePlan {
             vain: *random.pick(&[0, 0, 0, 63]),
             value_max: *random.pick(&[30, 700, 4000]),
             large_one_in: random.within(2, 10),
+            reads: matches!(seed % 5, 2 | 4),
         })
     }
 }

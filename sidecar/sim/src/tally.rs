@@ -229,6 +229,18 @@ pub struct Tally {
     pub warm: u64,
     /// Wins of standbys that had folded another log.
     pub warm_in_vain: u64,
+    /// Gets that were answered with what a key has.
+    pub gets: u64,
+    /// Gets that could not be answered in their time.
+    pub gets_unavailable: u64,
+    /// Times that a record was asked for.
+    pub records_fetched: u64,
+    /// Records that came and were not what they should be.
+    pub records_refused: u64,
+    /// Times that a request waited for the sources of its copies.
+    pub copies_fetched: u64,
+    /// Requests whose sources could not be had in their time.
+    pub copies_given_up: u64,
     /// Records that cleaners have had judged.
     pub judged: u64,
     /// Of those, the ones that were moved.
@@ -283,6 +295,12 @@ impl Tally {
         self.applied += other.applied;
         self.mismatches += other.mismatches;
         self.mismatches_told += other.mismatches_told;
+        self.gets += other.gets;
+        self.gets_unavailable += other.gets_unavailable;
+        self.records_fetched += other.records_fetched;
+        self.records_refused += other.records_refused;
+        self.copies_fetched += other.copies_fetched;
+        self.copies_given_up += other.copies_given_up;
         self.full += other.full;
         self.waits += other.waits;
         self.folded += other.folded;
@@ -333,6 +351,16 @@ impl fmt::Display for Tally {
             f,
             "{} logs of tables folded, {} of them ahead; {} others were folded ahead in vain",
             self.folded, self.warm, self.warm_in_vain
+        )?;
+        writeln!(
+            f,
+            "{} gets of tables answered, {} given up; {} records fetched, {} refused; {} copies waited, {} given up",
+            self.gets,
+            self.gets_unavailable,
+            self.records_fetched,
+            self.records_refused,
+            self.copies_fetched,
+            self.copies_given_up
         )?;
         writeln!(
             f,

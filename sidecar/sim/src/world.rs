@@ -16,6 +16,7 @@ pub(crate) mod fabric;
 mod faults;
 mod files;
 mod follow;
+mod getting;
 pub(crate) mod host;
 mod image;
 mod judge;

@@ -141,4 +141,7 @@ hunts! {
     mismatch_without_barrier MismatchWithoutBarrier after 214;
     puts_fill_reserve PutsFillReserve after 14;
     moves_stay_unseen MovesStayUnseen after 42;
+    fresh_without_barrier FreshWithoutBarrier after 115;
+    record_unchecked RecordUnchecked after 33;
+    get_not_looked_again GetNotLookedAgain after 10;
 }

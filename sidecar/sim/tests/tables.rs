@@ -16,10 +16,11 @@ fn tables_break_no_rule_and_are_no_idle_ones() {
         sum.add(&played.end.unwrap_or_else(|broken| panic!("seed {seed}: {broken}")));
     }
     let Tally { applied, mismatches_told, full, waits, folded, warm, judged, moved, cleaned, .. } = sum;
-    for count in [applied, mismatches_told, full, waits, judged] {
+    let Tally { gets, records_fetched, copies_fetched, .. } = sum;
+    for count in [applied, mismatches_told, full, waits, judged, gets, records_fetched] {
         assert!(count > 1000, "too little has happened:\n{sum}");
     }
-    for count in [folded, warm, moved, cleaned] {
+    for count in [folded, warm, moved, cleaned, copies_fetched] {
         assert!(count > 30, "too little has happened:\n{sum}");
     }
 }

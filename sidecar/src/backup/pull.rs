@@ -209,7 +209,7 @@ impl Puller {
         filling: &Filling,
     ) -> Result<(), Trouble> {
         let PullRequest { identity, closure, .. } = *request;
-        let fetch = FetchRequest { group: self.group.clone(), identity, closure, check };
+        let fetch = FetchRequest { group: self.group.clone(), identity, closure, check, range: None };
         let at = AtomicU32::new(0);
         let mut fetched = pin!(client.fetch(&fetch, FETCH_SILENCE_MAX, |piece| {
             // No more bytes come than the closure says, and it has been compared with the buffer's size.

@@ -273,9 +273,9 @@ async fn share(
     Ok(Json(service.actor.share(request).await?))
 }
 
-/// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again. For readers it is
-/// never checked here, which would take its whole length in memory, and a scan: they check it themselves. For other backups
-/// it is checked, and then read once more: how long its bytes stay in memory is not up to them.
+/// Sends a closed segment, or a range of it. It may move from its buffer to its file while it is being read: then look again. For
+/// readers it is never checked here, which would take its whole length in memory, and a scan: they check it themselves. For other
+/// backups it is checked, and then read once more: how long its bytes stay in memory is not up to them.
 async fn fetch(
     State(service): State<Service>,
     caller: Caller,
@@ -290,17 +290,19 @@ async fn fetch(
         let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
         let ActorReply::Fetch(place_of_copy, identity, closure) = answer else { return Err(confused(&answer)) };
         let (disk, buffers) = (Arc::clone(&service.disk), PoolBuffers(Arc::clone(&service.pool)));
+        let range = request.bytes();
         let checking = if check && !sends_checked { Some(service.places.check().await) } else { None };
         let look = move || {
             let _checking = checking;
             if check {
                 let bytes = tailwind_backup::fetch(&disk, &buffers, place_of_copy, &identity, &closure)?;
                 if sends_checked {
-                    return Ok(Content::Bytes(bytes.into()));
+                    let bytes = Bytes::from(bytes);
+                    return Ok(Content::Bytes(bytes.slice(range.start as usize..range.end as usize)));
                 }
             }
             let copy = Unchecked::open(&disk, place_of_copy, &identity, &closure)?;
-            Ok(Content::unchecked(copy, buffers))
+            Ok(Content::unchecked(copy.only(range), buffers))
         };
         match blocking(look).await {
             Ok(segment) => return Ok(segment.send("application/octet-stream", place)),

@@ -1,6 +1,7 @@
 //! `table`: keys of a group that keeps a table, changed at the primary, and read at any sidecar.
 //!
-//! The table is in the log, and nowhere else as a whole: to read is to follow the log from its first record on.
+//! The table is in the log, and nowhere else as a whole: to read it is to follow the log from its first record on. One key can be
+//! asked for at the primary.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufWriter, Read, Write};
@@ -8,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
-use tailwind_client::blocking::{LocalTable, Table};
-use tailwind_client::{Apply, Change, Entry, Error, Lsn, Revision};
+use tailwind_client::blocking::{Client, LocalTable, Table};
+use tailwind_client::{Apply, Change, Entry, Error, Get, Lsn, Revision, Role};
 
 use super::notice::Notice;
 use super::read::{LOOK_UP_EVERY, WRITE, is_abandoned};
@@ -74,13 +75,18 @@ struct DeleteOptions {
     target: Target,
 }
 
-/// What a get says beside its options, and a list.
+/// What a get says beside its options.
+const READS_KEY: &str = "The first sidecar that answers is asked. If it is the primary, it looks the key up, and shows what was \
+                         acknowledged last. In any other role this reads the log of the table as a whole, and what was \
+                         acknowledged last may be missing.";
+
+/// What a list says beside its options.
 const READS_ALL: &str = "This reads the log of the table as a whole, at the first sidecar that answers, in any role. Off the \
                          primary, what was acknowledged last may be missing.";
 
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = READS_ALL,
+    after_help = READS_KEY,
     mut_arg("socket", |socket| socket.help(FIRST_OF_SOCKETS)),
     mut_arg("wait", |wait| wait.help(WAIT_FOR_ANY))
 )]
@@ -170,22 +176,34 @@ fn change(what: &str, key: &OsStr, apply: &Apply, target: &Target) -> anyhow::Re
 
 fn get(options: &GetOptions) -> anyhow::Result<()> {
     let key = options.key.as_bytes();
-    let table = whole(&options.target, key)?;
-    let Some(entry) = table.get(key) else { bail!("get {}: it is absent", options.key.display()) };
+    let Some(entry) = entry(&options.target, key)? else { bail!("get {}: it is absent", options.key.display()) };
     let mut out = io::stdout().lock();
     out.write_all(&entry.value).and_then(|()| out.write_all(b"\n")).context(WRITE)
 }
 
+/// What a key has: at the primary by a get, which is fresh, and elsewhere from the log.
+fn entry(target: &Target, key: &[u8]) -> anyhow::Result<Option<Entry>> {
+    let client = target.connect_to_any()?;
+    if client.role_info().role != Role::Primary {
+        return Ok(whole(client, key)?.get(key).cloned());
+    }
+    match Table::over(client)?.get_with(key, &Get { fresh: true, ..Get::default() }) {
+        // It has lost the role since.
+        Err(Error::NotPrimary { .. }) => Ok(whole(target.connect_to_any()?, key)?.get(key).cloned()),
+        got => got.context("get the key"),
+    }
+}
+
 fn list(options: &ListOptions) -> anyhow::Result<()> {
-    let table = whole(&options.target, options.prefix())?;
+    let table = whole(options.target.connect_to_any()?, options.prefix())?;
     let mut out = BufWriter::new(io::stdout().lock());
     table.range(b"").try_for_each(|(key, entry)| write_entry(&mut out, key, entry))?;
     out.flush().context(WRITE)
 }
 
 /// The table, once it has caught up.
-fn whole(target: &Target, prefix: &[u8]) -> anyhow::Result<LocalTable> {
-    let mut table = LocalTable::over(target.connect_to_any()?, prefix)?;
+fn whole(client: Client, prefix: &[u8]) -> anyhow::Result<LocalTable> {
+    let mut table = LocalTable::over(client, prefix)?;
     loop {
         match table.next_change().context("read the table")? {
             Some(Change::CaughtUp { .. } | Change::Turn { .. }) => return Ok(table),

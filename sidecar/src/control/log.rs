@@ -193,6 +193,19 @@ impl LogView {
         })
     }
 
+    /// A segment by its number; `None` if it was trimmed, or is not there yet.
+    pub fn segment(&self, segment: SegmentId) -> Option<Location> {
+        self.look(|inner| {
+            let at = inner.closed.partition_point(|(identity, _)| identity.segment < segment);
+            let closed = inner.closed.get(at).filter(|(identity, _)| identity.segment == segment);
+            if let Some((identity, closure)) = closed {
+                return Some(Location::Closed(*identity, *closure));
+            }
+            let (identity, memory) = inner.open.iter().find(|(identity, _)| identity.segment == segment)?;
+            Some(Location::Open(*identity, memory.clone()))
+        })
+    }
+
     /// The closed segments that follow `segment`, for reading ahead.
     pub fn following(&self, segment: SegmentId, count: usize) -> Vec<(SegmentIdentity, Closure)> {
         self.look(|inner| {

@@ -1,7 +1,7 @@
 //! Who gives closed segments: members, or whoever else still has them. Every byte is checked here, whoever brings it.
 //!
 //! Used by [`reads`](super::reads), by [`roles`](super::roles) for copies that a promotion or a primary makes, and for a table: by
-//! [`warm`](super::warm), [`rebuild`](super::rebuild) and [`clean`](super::clean).
+//! [`warm`](super::warm), [`rebuild`](super::rebuild), [`clean`](super::clean) and [`gets`](super::gets).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::PiecewiseScanner;
+use tailwind_protocol::table::get::Wanted;
 use tokio::task::JoinSet;
 
 use super::roles::member::{BULK_TIMEOUT, MemberLink};
@@ -49,7 +50,7 @@ pub trait Intake: Send {
     /// The bytes that follow.
     fn take(&mut self, piece: &[u8]);
 
-    /// All bytes have come: what they were made into, or `None` if they are not what the closure says.
+    /// All bytes have come: what they were made into, or `None` if they are not what was asked for.
     fn finish(self) -> Option<Self::Taken>;
 }
 
@@ -90,6 +91,29 @@ impl Sources {
         closure: Closure,
         intake: impl Fn() -> I,
     ) -> Result<I::Taken, String> {
+        let request = FetchRequest { group: context.group.clone(), identity, closure, check: false, range: None };
+        self.fetch_bytes(context, &request, intake).await
+    }
+
+    /// The value in a record of a closed segment, of which no more than the record is moved.
+    pub async fn fetch_value(
+        &self,
+        context: &Context,
+        identity: SegmentIdentity,
+        closure: Closure,
+        wanted: &Wanted,
+    ) -> Result<Vec<u8>, String> {
+        let range = Some(wanted.bytes());
+        let request = FetchRequest { group: context.group.clone(), identity, closure, check: false, range };
+        self.fetch_bytes(context, &request, || Record { wanted: *wanted, bytes: Vec::new() }).await
+    }
+
+    async fn fetch_bytes<I: Intake>(
+        &self,
+        context: &Context,
+        request: &FetchRequest,
+        intake: impl Fn() -> I,
+    ) -> Result<I::Taken, String> {
         // Not in turn: a log of as many segments as there are members would be read from the same copies every time.
         let mut members = self.members.clone();
         let first = random_below(members.len().max(1) as u64) as usize;
@@ -101,10 +125,10 @@ impl Sources {
             (id, client)
         }));
 
-        let request = FetchRequest { group: context.group.clone(), identity, closure, check: false };
+        let segment = request.identity.segment;
         let pieces = AtomicU64::new(0);
         let fetch = async |(id, client)| {
-            let fetched = fetch_from(context, &id, &client, &request, &intake, &pieces).await;
+            let fetched = fetch_from(context, &id, &client, request, &intake, &pieces).await;
             (id, fetched)
         };
         let (mut fetches, mut answers, mut heard) = (FuturesUnordered::new(), Vec::new(), 0);
@@ -113,7 +137,7 @@ impl Sources {
             match tokio::time::timeout(NEXT_AFTER, fetches.next()).await {
                 Ok(Some((id, Ok(taken)))) => {
                     if !is_member(&id) {
-                        let (segment, why) = (identity.segment, answers.join("; "));
+                        let why = answers.join("; ");
                         tracing::info!(backup = %id, %segment, %why, "fetched from outside the set");
                     }
                     return Ok(taken);
@@ -132,7 +156,7 @@ impl Sources {
             }
         }
         let answers = if answers.is_empty() { "no backup is known".to_owned() } else { answers.join("; ") };
-        Err(format!("segment {} cannot be fetched: {answers}", identity.segment))
+        Err(format!("segment {segment} cannot be fetched: {answers}"))
     }
 }
 
@@ -162,6 +186,25 @@ async fn fetch_from<I: Intake>(
     }
     tracing::warn!(%backup, segment = %request.identity.segment, "corrupt copy");
     Err(format!("{backup}: its copy is corrupt"))
+}
+
+/// One record.
+struct Record {
+    wanted: Wanted,
+    bytes: Vec<u8>,
+}
+
+impl Intake for Record {
+    /// The value in it.
+    type Taken = Vec<u8>;
+
+    fn take(&mut self, piece: &[u8]) {
+        self.bytes.extend_from_slice(piece);
+    }
+
+    fn finish(self) -> Option<Vec<u8>> {
+        self.wanted.value(&self.bytes).map(|value| value.as_bytes().to_vec())
+    }
 }
 
 /// A segment as it is.

@@ -355,6 +355,10 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     now.gauge("tailwind_table_live_bytes", help, of_table(|table| table.live_bytes));
     let log_bytes = of_table(|table| table.log_segments.into()) * context.segment_bytes;
     now.gauge("tailwind_table_log_bytes", "Bytes of the segments of a table's log.", log_bytes);
+    let gets =
+        [("value", &shared.gets_found), ("absent", &shared.gets_absent), ("unavailable", &shared.gets_unavailable)];
+    let help = "Gets of a table's keys that were answered, by what with.";
+    now.counters("tailwind_table_gets_total", help, "result", gets.map(|(result, gets)| (result, count(gets))));
     let help = "Segments of a table's log that were emptied of live records and trimmed.";
     now.counter("tailwind_table_cleaned_segments_total", help, count(&shared.cleaned_segments));
     let help = "Bytes of log with live records that were appended again, so that their segments could be trimmed.";

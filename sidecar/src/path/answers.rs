@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tailwind_primary::{Listener, Proof};
+use tailwind_primary::{Gets, Listener, Proof};
 use tailwind_protocol::ids::{Epoch, Lsn, Position};
 use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::{ErrorCode, Response};
@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use super::AppendLoop;
 use super::connection::AnswerKind;
+use super::gets::GetId;
 use super::latency::Latency;
 use super::leading::Leading;
 use super::messages::{ClientId, Counters};
@@ -49,6 +50,8 @@ pub(super) enum Asker {
     Trim(ClientId, u64, Lsn),
     /// A client of whose request to a table a condition did not hold.
     Mismatch(ClientId, u64, Mismatch),
+    /// Fresh gets, of any clients.
+    Gets(u64),
     /// The same as `Position`, for another process.
     RemoteProcess(oneshot::Sender<Result<PositionReply, String>>),
 }
@@ -61,7 +64,7 @@ impl Asker {
             | Asker::Sync(client, _)
             | Asker::Trim(client, ..)
             | Asker::Mismatch(client, ..) => Some(*client),
-            Asker::RemoteProcess(_) => None,
+            Asker::Gets(_) | Asker::RemoteProcess(_) => None,
         }
     }
 
@@ -78,6 +81,8 @@ pub(super) struct Answers<'a> {
     pub(super) replication: &'a mut Latency,
     /// Trims that may be answered now.
     pub(super) trims: &'a mut Vec<ProvedTrim>,
+    /// Of a table: the gets that wait.
+    pub(super) gets: Option<&'a mut Gets<GetId>>,
     pub(super) epoch: Epoch,
 }
 
@@ -115,6 +120,11 @@ impl Listener<AppendId, Asker> for Answers<'_> {
             }
             (Asker::Mismatch(client, request, mismatch), Proof::Behind(_)) => {
                 self.settle(client, AnswerKind::Mismatch, request, &Response::Mismatch(mismatch));
+            }
+            (Asker::Gets(question), Proof::Behind(_)) => {
+                if let Some(gets) = &mut self.gets {
+                    gets.proved(question);
+                }
             }
             (Asker::RemoteProcess(reply), Proof::Last(last)) => {
                 // The caller may be gone.
@@ -171,11 +181,16 @@ impl AppendLoop {
         client.outbox.settle(AnswerKind::Position, request, &answer);
     }
 
-    /// Refuses every append, barrier, sync and mismatch that waits: the term is over.
+    /// Refuses every append, barrier, sync, mismatch and get that waits: the term is over.
     pub(super) fn refuse_waiting(&mut self, ended: Leading, message: &str) {
         let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
         let unknown = refusal(ErrorCode::UnknownOutcome, message);
         let lost = refusal(ErrorCode::NotPrimary, "no longer primary");
+        for get in ended.gets.into_iter().flat_map(Gets::end) {
+            if let Some(client) = self.clients.get(get.slot, get.client) {
+                client.outbox.settle(AnswerKind::Get, get.request, &lost);
+            }
+        }
         let (appends, questions) = ended.log.end();
         for append in appends {
             if let Some(client) = self.clients.get(append.slot, append.client) {
@@ -192,6 +207,8 @@ impl AppendLoop {
                 Asker::Position(client, request) => {
                     (client, AnswerKind::Position, request, &no_position("no longer primary"))
                 }
+                // They have been answered one by one.
+                Asker::Gets(_) => continue,
                 Asker::RemoteProcess(reply) => {
                     // The caller may be gone.
                     drop(reply.send(Err("no longer primary".to_owned())));

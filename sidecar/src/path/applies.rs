@@ -2,22 +2,32 @@
 
 use std::sync::atomic::Ordering;
 
-use tailwind_primary::{Table, Unapplied};
-use tailwind_protocol::segment::append_size;
+use tailwind_primary::{Given, Table, Taken, Unapplied};
+use tailwind_protocol::config::Time;
+use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::socket::{ErrorCode, Operations, VERSION_TABLE};
 use tailwind_protocol::table::index::Full;
 use tailwind_protocol::table::request::{Apply, Mismatch};
 
 use super::answers::{AppendId, Asker};
 use super::connection::{AnswerKind, ReadOnlyReason};
+use super::gets::RETRY_MS;
+use super::leading::Leading;
+use super::messages::ClientRequest;
 use super::requests::{Outcome, RequestContext};
-use super::{AppendLoop, RoleState};
+use super::{AppendLoop, ClientId, RoleState};
+
+/// A request that takes over values, and waits in its client's inbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CopyId {
+    pub(super) client: ClientId,
+    request: u64,
+}
 
 impl AppendLoop {
     pub(super) fn on_apply(&mut self, context: &mut RequestContext<'_>, operations: &Operations<'_>) -> Outcome {
         if !self.options.table {
-            let message = "this group keeps a log and no table: append records";
-            return self.refuse(context, ErrorCode::WrongKind, false, message);
+            return self.refuse_for_table(context, "append records");
         }
         match operations.act(|apply| self.apply(context, apply)) {
             Ok(outcome) => outcome,
@@ -26,6 +36,7 @@ impl AppendLoop {
     }
 
     fn apply(&mut self, context: &mut RequestContext<'_>, apply: &Apply<'_>) -> Outcome {
+        let now = self.now();
         let RoleState::Leading(leading) = &mut self.state else {
             context.outbox.read_only.get_or_insert(ReadOnlyReason::NotTaken);
             return self.not_primary(context);
@@ -37,13 +48,26 @@ impl AppendLoop {
             return Outcome::Later;
         }
         let append = AppendId { client: context.client, slot: context.slot as u32, request: context.request };
-        match leading.apply(append, apply) {
-            Ok(_) => {
+        let copy = CopyId { client: context.client, request: context.request };
+        if leading.copies.waits(copy, now) {
+            return Outcome::Later;
+        }
+        let taken = leading.copies.take(copy);
+        match leading.apply(append, apply, taken.as_ref().map_or(&Given::default(), |taken| &taken.given)) {
+            Ok(applied) => {
                 context.outbox.owe(AnswerKind::Append);
-                self.count(apply);
+                self.counters.appends.fetch_add(1, Ordering::Relaxed);
+                self.counters.records.fetch_add(u64::from(apply.write_count()), Ordering::Relaxed);
+                self.counters.bytes.fetch_add(applied.size as u64, Ordering::Relaxed);
                 Outcome::Done
             }
-            Err(Unapplied::Later) => Outcome::Later,
+            Err(Unapplied::Later) => {
+                if let Some(taken) = taken {
+                    leading.copies.keep(copy, taken);
+                }
+                Outcome::Later
+            }
+            Err(Unapplied::Sources) => self.fetch_sources(context, copy, apply, taken, now),
             Err(Unapplied::Mismatch(mismatch)) => self.tell_mismatch(context, mismatch),
             Err(Unapplied::Full(full)) => {
                 let message = leading.log.table().map(|table| why_full(full, table)).unwrap_or_default();
@@ -67,11 +91,43 @@ impl AppendLoop {
         Outcome::Done
     }
 
-    fn count(&self, apply: &Apply<'_>) {
-        let size = append_size(apply.writes().map(|write| write.payload_size(|_| 0)));
-        self.counters.appends.fetch_add(1, Ordering::Relaxed);
-        self.counters.records.fetch_add(u64::from(apply.write_count()), Ordering::Relaxed);
-        self.counters.bytes.fetch_add(size as u64, Ordering::Relaxed);
+    /// Has the values fetched that a request's copies take over. It stays in its client's inbox until they have come.
+    fn fetch_sources(
+        &mut self,
+        context: &mut RequestContext<'_>,
+        copy: CopyId,
+        apply: &Apply<'_>,
+        taken: Option<Taken>,
+        now: Time,
+    ) -> Outcome {
+        let RoleState::Leading(leading) = &mut self.state else { unreachable!("only a primary judges") };
+        let Leading { copies, log, .. } = &mut **leading;
+        let (epoch, control) = (log.primary().config().epoch, &self.control.requests);
+        let wanted = log.sources(apply, taken.as_ref().map_or(&Given::default(), |taken| &taken.given));
+        let fetch =
+            |number, wanted: &[_]| control.try_send(ClientRequest::Sources(epoch, number, wanted.to_vec())).is_ok();
+        match copies.want(copy, taken, wanted, now, fetch) {
+            Ok(()) => Outcome::Later,
+            Err(why) => {
+                context.outbox.refuse(context.request, ErrorCode::Unavailable, false, RETRY_MS, &why);
+                Outcome::Done
+            }
+        }
+    }
+
+    /// What a request with copies needs, in the term of this epoch, has come, or nobody could give it.
+    pub(super) fn on_sources(&mut self, epoch: Epoch, number: u64, values: Result<Vec<Vec<u8>>, String>, now: Time) {
+        if let RoleState::Leading(leading) = &mut self.state
+            && leading.log.primary().config().epoch == epoch
+        {
+            leading.copies.fetched(number, values, now);
+        }
+    }
+
+    /// A log is asked for what only a table does.
+    pub(super) fn refuse_for_table(&self, context: &mut RequestContext<'_>, instead: &str) -> Outcome {
+        let message = format!("this group keeps a log and no table: {instead}");
+        self.refuse(context, ErrorCode::WrongKind, false, &message)
     }
 
     /// A table is asked for what only a log does.

@@ -21,12 +21,15 @@ pub(super) const INFLIGHT_MAX: u32 = 8192;
 /// Bytes of answers that may wait for a client: the acks of everything it may have in flight.
 const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
 /// Room beyond [`OUTBOX_SIZE`] for answers other than acks: all mismatches that may be owed take half of it. The outbox grows
-/// only past that, by one answer.
+/// only past that, by one answer, or by the values of the gets that are owed.
 const OUTBOX_SLACK: usize = 64 << 10;
 /// Status requests of one connection that may wait for control.
 const STATUS_REQUESTS_MAX: u32 = 4;
 /// Positions of one connection that may be owed.
 const POSITION_REQUESTS_MAX: u32 = 8;
+/// Gets of one connection that may be owed. Their answers take 66 KiB each at most, 2 MiB in all, beyond what the outbox has
+/// room for.
+const GETS_OWED_MAX: u32 = 32;
 /// Bytes requested from the socket in one read: enough for a thousand small appends per system call.
 const READ_SIZE: usize = 256 << 10;
 /// A connection is read from directly for so many turns after bytes have come from it or gone to it; then `epoll` has to report
@@ -178,6 +181,8 @@ pub(super) enum AnswerKind {
     Trim,
     /// That a condition did not hold.
     Mismatch,
+    /// What a key of a table has.
+    Get,
     /// Control's answer to a status request.
     Status,
 }
@@ -461,6 +466,11 @@ impl Outbox {
     /// True while another request for a position may be taken.
     pub(super) fn may_ask_position(&self) -> bool {
         self.owed[AnswerKind::Position as usize] < POSITION_REQUESTS_MAX
+    }
+
+    /// True while another get may be taken.
+    pub(super) fn may_get(&self) -> bool {
+        self.owed[AnswerKind::Get as usize] < GETS_OWED_MAX
     }
 
     /// True when nothing is owed: every append acknowledged, every barrier passed, every status request answered.

@@ -23,6 +23,10 @@ impl Fabric for SidecarFabric {
     fn publish(append: &mut AppendBuffer, count: u32) {
         append.publish(count);
     }
+
+    fn published<R>(shared: &SharedBuffer, read: impl FnOnce(&[u8]) -> R) -> R {
+        read(shared.published())
+    }
 }
 
 impl Channel<SidecarFabric> for Box<dyn tailwind_fabric::Channel> {

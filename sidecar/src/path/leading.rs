@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tailwind_fabric::ChannelError;
-use tailwind_primary::{Moment, Placed, PrimaryLog, Table, Turned, Unapplied};
+use tailwind_primary::{Applied, Copies, Gets, Given, Moment, PrimaryLog, Table, Turned, Unapplied};
 use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::{Lsn, Position};
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
@@ -16,8 +16,10 @@ use tailwind_protocol::table::request::Apply;
 use tailwind_runtime::histogram::Histogram;
 
 use super::answers::{Answers, AppendId, Asker, ProvedTrim};
+use super::applies::CopyId;
 use super::connection::{AnswerKind, ClientConnection};
 use super::fabric::SidecarFabric;
+use super::gets::GetId;
 use super::latency::Latency;
 use super::messages::Counters;
 use super::moves::OfferedBatch;
@@ -46,6 +48,10 @@ pub(super) struct Leading {
     trims: Vec<ProvedTrim>,
     /// What the cleaner of a table wants judged.
     pub(super) offered: Option<OfferedBatch>,
+    /// Of a table: the gets that wait.
+    pub(super) gets: Option<Gets<GetId>>,
+    /// Requests to a table whose sources are fetched.
+    pub(super) copies: Copies<CopyId>,
     /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
     /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
     pub(super) left_behind: Position,
@@ -54,6 +60,7 @@ pub(super) struct Leading {
 impl Leading {
     pub(super) fn new(primary: Primary, table: Option<Box<Table>>) -> Leading {
         let mut log = PrimaryLog::new(primary, POST_SIZE_MAX);
+        let gets = table.is_some().then(Gets::new);
         if let Some(table) = table {
             log.keep_table(table);
         }
@@ -66,6 +73,8 @@ impl Leading {
             stall: Stall::default(),
             trims: Vec::new(),
             offered: None,
+            gets,
+            copies: Copies::new(),
             left_behind: Position::default(),
         }
     }
@@ -86,8 +95,8 @@ impl Leading {
     }
 
     /// Judges a request to a table, and places its records.
-    pub(super) fn apply(&mut self, append: AppendId, apply: &Apply<'_>) -> Result<Placed, Unapplied> {
-        let applied = self.log.apply(append, apply);
+    pub(super) fn apply(&mut self, append: AppendId, apply: &Apply<'_>, given: &Given) -> Result<Applied, Unapplied> {
+        let applied = self.log.apply(append, apply, given);
         self.fresh += u64::from(applied.is_ok());
         if matches!(applied, Err(Unapplied::Later)) {
             self.stall.refuse();
@@ -147,8 +156,8 @@ impl Leading {
         }
         let epoch = self.log.primary().config().epoch;
         let replication = &mut self.replication_times;
-        let trims = &mut self.trims;
-        let mut turned = self.log.turn(moment, &mut Answers { clients, counters, replication, trims, epoch });
+        let (trims, gets) = (&mut self.trims, self.gets.as_mut());
+        let mut turned = self.log.turn(moment, &mut Answers { clients, counters, replication, trims, gets, epoch });
         turned.progress |= judged;
         self.publish_table(counters);
         for trim in std::mem::take(&mut self.trims) {
@@ -181,8 +190,12 @@ impl Leading {
         }
     }
 
-    /// A connection is closed: its barriers and syncs are forgotten, its appends are not.
+    /// A connection is closed: its barriers, syncs and gets are forgotten, its appends are not.
     pub(super) fn on_close(&mut self, client: &ClientConnection) {
+        if let Some(gets) = &mut self.gets {
+            gets.retain(|get| get.client != client.id);
+        }
+        self.copies.retain(|copy| copy.client != client.id);
         self.log.retain_questions(|asker| asker.client() != Some(client.id));
         if let (true, Some((_, last))) = (client.outbox.has_appends(), self.log.appends().next_back()) {
             // Perhaps another client's, and so a little later than needed.

@@ -3,13 +3,14 @@
 use std::sync::atomic::AtomicU64;
 
 use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
-use tailwind_primary::{Moved, Table};
+use tailwind_primary::{COPIES_MAX, FETCHES_MAX, Moved, Table};
 use tailwind_protocol::history::History;
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::Role;
+use tailwind_protocol::table::get::Wanted;
 use tailwind_runtime::histogram::Histogram;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -35,6 +36,11 @@ pub enum Command {
     /// Judge these records of a table's oldest segment in the term of this epoch, and append again what is live. Nobody hears of it
     /// if that term is over.
     Move(Epoch, MoveBatch, oneshot::Sender<Moved>),
+    /// For the get with this number in the term of this epoch: the value of the record that it needs, which has been checked; or
+    /// why nobody could give it, for people.
+    Record(Epoch, u64, Result<Vec<u8>, String>),
+    /// The same for copies, under this number in the term of this epoch: the values of the records that were wanted, in their order.
+    Sources(Epoch, u64, Result<Vec<Vec<u8>>, String>),
     /// What has been appended to the table that is led in this epoch is to be on disk at every member.
     SyncTable(Epoch),
     /// The log of the table that is led in this epoch is to begin with this record.
@@ -71,9 +77,9 @@ pub enum Command {
 /// seats a few answers, one for each client, and those of the term.
 pub const COMMANDS_MAX: usize = 1024;
 
-/// Requests of clients on their way to control: a read, or a few questions for the status or a position, from each slot. What finds no room
-/// stays in its client's inbox.
-const CLIENT_REQUESTS_MAX: usize = SLOTS * 4;
+/// Requests of clients on their way to control: a read, or a few questions for the status or a position, from each slot; and
+/// records for gets and copies. What finds no room stays in its client's inbox, or waits as a get.
+const CLIENT_REQUESTS_MAX: usize = SLOTS * 4 + FETCHES_MAX + COPIES_MAX;
 
 /// From the path's machine to control.
 #[derive(Debug)]
@@ -120,6 +126,10 @@ pub enum ClientRequest {
     Status(ClientId, u64),
     /// A client asked for a position of the primary's log, which is not here.
     Position(ClientId, u64),
+    /// In the term of this epoch, the get with this number needs a record of a segment that is closed, or about to be.
+    Record(Epoch, u64, Box<Wanted>),
+    /// In the term of this epoch, a request with copies needs these records, under this number.
+    Sources(Epoch, u64, Vec<Wanted>),
 }
 
 /// A client's request to read.
@@ -194,6 +204,12 @@ pub struct Counters {
     pub settled: AtomicU64,
     /// Bytes of a table's live records, by what was appended.
     pub live_bytes: AtomicU64,
+    /// Gets that were answered with a value, or a revision.
+    pub gets_found: AtomicU64,
+    /// Gets that were answered with the absence of their key.
+    pub gets_absent: AtomicU64,
+    /// Gets that could not be answered in their time.
+    pub gets_unavailable: AtomicU64,
     /// Bytes of log that a table's cleaner has had appended again.
     pub moved_bytes: AtomicU64,
     /// Segments that it has emptied and trimmed.

@@ -193,6 +193,7 @@ impl AppendLoop {
             Request::Append { payload } => self.on_append(context, payload),
             Request::Batch(batch) => self.on_batch(context, batch),
             Request::Apply(operations) => self.on_apply(context, operations),
+            Request::Get { key, least, flags } => self.on_get(context, *key, Lsn(*least), *flags),
             Request::Barrier => self.on_barrier(context),
             Request::Sync => self.on_sync(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),

@@ -195,6 +195,7 @@ fn request_of(end: u32) -> FetchRequest {
         },
         closure: Closure { first: Lsn(1), last: Lsn(0), end: Offset(end), chain: Chain(0) },
         check: false,
+        range: None,
     }
 }
 

@@ -10,6 +10,7 @@ mod reports;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -97,6 +98,20 @@ async fn life(fabric: FabricKind) {
         for check in [true, false] {
             let bytes = primary.fetch_with(identity, closure, check).await.unwrap();
             assert!(scan::verify(&bytes, &identity, &closure), "check {check}");
+        }
+    }
+
+    // Some bytes of a segment are sent as the whole of it has them, checked before or not; others than it has are refused.
+    let (identity, closure) = second;
+    let whole = primary.fetch(identity, closure).await.unwrap();
+    for check in [true, false] {
+        for range in [0..1, 64..200, closure.end.0 - 1..closure.end.0, 0..closure.end.0] {
+            let bytes = primary.fetch_range(identity, closure, check, range.clone()).await.unwrap();
+            assert_eq!(bytes, whole[range.start as usize..range.end as usize], "check {check}");
+        }
+        for range in [0..0, 8..closure.end.0 + 1, u32::MAX - 1..u32::MAX] {
+            let refused = refusal(primary.fetch_range(identity, closure, check, range).await);
+            assert!(matches!(refused, Refusal::BadRequest { .. }), "{refused}");
         }
     }
 

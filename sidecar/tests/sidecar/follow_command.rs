@@ -26,22 +26,27 @@ pub(crate) struct Sidecar {
 
 impl Sidecar {
     fn new(version: u16, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
-        Sidecar::with(version, false, script)
+        Sidecar::with(version, false, Role::Standby, script)
     }
 
     /// One of a group that keeps a table.
     pub(crate) fn of_table(script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
-        Sidecar::with(VERSION, true, script)
+        Sidecar::with(VERSION, true, Role::Standby, script)
     }
 
-    fn with(version: u16, table: bool, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
+    /// The same of a primary.
+    pub(crate) fn of_primary(script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
+        Sidecar::with(VERSION, true, Role::Primary, script)
+    }
+
+    fn with(version: u16, table: bool, role: Role, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("append.sock")).unwrap();
         let script = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             let mut peer = Peer { stream, received: Vec::new() };
-            peer.welcome(version, table);
+            peer.welcome(version, table, role);
             script(&mut peer);
         });
         Sidecar { folder, script }
@@ -136,12 +141,12 @@ impl Peer {
     }
 
     /// A standby that does not know the log's end.
-    fn welcome(&mut self, version: u16, table: bool) {
+    fn welcome(&mut self, version: u16, table: bool, role: Role) {
         let hello = Request::Hello { version_min: VERSION_MIN, version_max: VERSION, flags: HELLO_RING };
         let request = self.expect(hello);
         let welcome = Welcome {
             version,
-            role: Role::Standby,
+            role,
             ring: false,
             table,
             record_size_max: 1 << 20,
@@ -367,7 +372,7 @@ fn follow_waits_for_a_sidecar() {
     let (stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut peer = Peer { stream, received: Vec::new() };
-    peer.welcome(VERSION, false);
+    peer.welcome(VERSION, false, Role::Standby);
     let request = peer.expect(Request::Follow { from: 0, history: 0 });
     peer.send(request, Response::Turn { epoch: 5, next: 1 });
     let ended = Ended::from(child.wait_with_output().unwrap());

@@ -7,7 +7,8 @@ use crate::follow_command::{Peer, Sidecar};
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{
-    Batch, ErrorCode, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, put_batch_record, put_operation,
+    Batch, ErrorCode, GET_FRESH, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, put_batch_record,
+    put_operation,
 };
 use tailwind_protocol::table::record::{Key, KeyedRecord, Revision, Value};
 use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
@@ -143,6 +144,26 @@ fn append_refuses_a_table_before_it_sends_anything() {
     let ended = Sidecar::of_table(Peer::wait_for_end).run(&["append"]);
     assert_eq!(ended.errors, "append: this group keeps a table and no plain records; use `table put`\n");
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+}
+
+#[test]
+fn get_asks_the_primary_for_one_key() {
+    let get = || Request::Get { key: Key::new(b"a/1").unwrap(), least: 0, flags: GET_FRESH };
+    let sidecar = Sidecar::of_primary(move |peer| {
+        let request = peer.expect(get());
+        peer.send(request, Response::Value { revision: Revision::of(Lsn(8)), as_of: 9, value: b"two" });
+    });
+    let ended = sidecar.run(&["table", "get", "a/1"]);
+    assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(0), "two\n", ""));
+    let sidecar = Sidecar::of_primary(move |peer| {
+        let request = peer.expect(get());
+        peer.send(request, Response::Value { revision: None, as_of: 9, value: b"" });
+    });
+    let ended = sidecar.run(&["table", "get", "a/1"]);
+    assert_eq!(
+        (ended.code, ended.out.as_str(), ended.errors.as_str()),
+        (Some(1), "", "table: get a/1: it is absent\n")
+    );
 }
 
 #[test]

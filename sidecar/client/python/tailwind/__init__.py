@@ -20,7 +20,7 @@
                 break
         log.append(b"mine")
 
-A group that keeps a table has keys in place of records: `Table` writes them, and `LocalTable` reads them.
+A group that keeps a table has keys in place of records: `Table` writes and gets them, and `LocalTable` follows them.
 
     with Table("/run/tailwind/default.sock") as table:
         revision = table.put(b"device/7", b"online")

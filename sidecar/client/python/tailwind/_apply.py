@@ -49,6 +49,14 @@ class Apply:
         """The key gets this value, if it has this revision."""
         return self._write(frames.PUT, key, to_bytes(value, "a value"), frames.ONLY_IF, _revision(revision))
 
+    def copy(self, key: bytes, source: bytes) -> Apply:
+        """The key gets the value that another key has before the request. Nothing is done if that key is absent."""
+        return self._write(frames.COPY, key, _key(source))
+
+    def copy_if(self, key: bytes, source: bytes, revision: Optional[int]) -> Apply:
+        """As `copy`, if the key, not the source, has this revision."""
+        return self._write(frames.COPY, key, _key(source), frames.ONLY_IF, _revision(revision))
+
     def delete(self, key: bytes) -> Apply:
         """Removes the key, which may be absent already."""
         return self._write(frames.DELETE, key, b"")
@@ -84,19 +92,33 @@ class Apply:
         if len(self) > OPERATIONS_MAX:
             raise TooLarge("%s: request of %d operations: the limit is %d; split it" % (peer, len(self), OPERATIONS_MAX))
         for number, operation in enumerate(self._operations):
-            for what, data, most in (("key", operation.key, KEY_SIZE_MAX), ("value", operation.value, VALUE_SIZE_MAX)):
+            is_copy = operation.kind == frames.COPY
+            second = ("source", operation.value, KEY_SIZE_MAX) if is_copy else ("value", operation.value, VALUE_SIZE_MAX)
+            for what, data, most in (("key", operation.key, KEY_SIZE_MAX), second):
                 if len(data) > most:
                     told = (peer, number, what, len(data), most)
                     raise TooLarge("%s: operation %d: %s of %d bytes: the limit is %d" % told)
         body = frames.apply([frames.operation(*operation) for operation in self._operations])
         records = (self._operations[number] for number in self._written.values())
-        log_size = limits.batch_size(KEYED_HEADER_SIZE + len(record.key) + len(record.value) for record in records)
+        # What a copy takes over, only the sidecar knows.
+        log_size = limits.batch_size(
+            KEYED_HEADER_SIZE + len(record.key) + (0 if record.kind == frames.COPY else len(record.value)) for record in records
+        )
         for what, size in (("of log", log_size), ("in a frame", len(body))):
             if size > limits.batch_size_max:
                 raise TooLarge(
                     "%s: request takes %d bytes %s: the limit is %d; split it" % (peer, size, what, limits.batch_size_max)
                 )
         return body
+
+
+def get_body(peer: str, key: object, fresh: bool, least: object, no_value: bool) -> bytes:
+    """The body of a `GET` that the sidecar behind `peer` would take."""
+    data = _key(key)
+    if len(data) > KEY_SIZE_MAX:
+        raise TooLarge("%s: key of %d bytes: the limit is %d" % (peer, len(data), KEY_SIZE_MAX))
+    flags = (frames.FRESH if fresh else 0) | (frames.NO_VALUE if no_value else 0)
+    return frames.get(data, to_number("least", least), flags)
 
 
 def _key(key: object) -> bytes:

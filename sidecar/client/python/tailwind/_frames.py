@@ -6,7 +6,7 @@ import struct
 from typing import List, Optional, Sequence, Tuple
 
 from .errors import ErrorCode
-from .types import Record, Role, Welcome
+from .types import Entry, Record, Role, Welcome
 
 VERSION_MIN, VERSION = 1, 4
 VERSION_FOLLOW = 2
@@ -14,18 +14,20 @@ VERSION_FOLLOW = 2
 VERSION_HISTORY = 3
 """Since this version sidecars know `HISTORY`."""
 VERSION_TABLE = 4
-"""Since this version sidecars know `APPLY` and `MISMATCH`, and say in the welcome whether the group keeps a table."""
+"""Since this version sidecars know `APPLY`, `GET` and their answers, and say in the welcome whether the group keeps a table."""
 BODY_SIZE_MAX = 32 << 20
 
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
-FOLLOW, POSITION, APPLY, SYNC = 10, 11, 12, 16
+FOLLOW, POSITION, APPLY, GET, SYNC = 10, 11, 12, 13, 16
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
-TURN, LAG, LOG_POSITION, HISTORY, SYNCED, MISMATCH = range(139, 145)
+TURN, LAG, LOG_POSITION, HISTORY, SYNCED, MISMATCH, VALUE = range(139, 146)
 
 HOLD = 1
 """Flag of `HELLO`: be welcomed only once the sidecar is primary."""
 TAIL, ANYWHERE = 1, 2
 """Flags of `READ`."""
+FRESH, NO_VALUE = 1, 4
+"""Flags of `GET`."""
 TABLE = 2
 """Flag of `WELCOME`: this group keeps a table."""
 CONTINUES = 1
@@ -49,8 +51,10 @@ _RECORDS = struct.Struct("<QII")
 _OPERATIONS = struct.Struct("<H6x")
 _OPERATION = struct.Struct("<BBHIQ")
 _MISMATCH = struct.Struct("<H6xQ")
+_GET = struct.Struct("<HH4xQ")
+_VALUE = struct.Struct("<B7xQQ")
 
-PUT, DELETE, REQUIRE = 1, 2, 4
+PUT, DELETE, COPY, REQUIRE = 1, 2, 3, 4
 """Kinds of operations in an `APPLY`. Keyed records have the first two as well."""
 ONLY_IF = 1
 """Flag of an operation: only if the key has the revision."""
@@ -87,6 +91,11 @@ def operation(kind: int, flags: int, key: bytes, value: bytes, revision: int) ->
 def apply(operations: Sequence[bytes]) -> bytes:
     """Body of an `APPLY`."""
     return _OPERATIONS.pack(len(operations)) + b"".join(operations)
+
+
+def get(key: bytes, least: int, flags: int) -> bytes:
+    """Body of a `GET`."""
+    return _GET.pack(flags, len(key), least) + key
 
 
 def parse_welcome(body: bytes) -> Welcome:
@@ -137,6 +146,15 @@ def parse_mismatch(body: bytes) -> Tuple[int, Optional[int]]:
     """What a `MISMATCH` says: the operation, and the revision that its key has; None: the key is absent."""
     number, revision = _MISMATCH.unpack(body)
     return number, revision or None
+
+
+def parse_value(body: bytes) -> Optional[Entry]:
+    """What a `VALUE` says; None: the key is absent."""
+    found, revision, _as_of = _VALUE.unpack_from(body)
+    value = body[_VALUE.size :]
+    if found not in (0, 1) or (found == 1) != (revision != 0) or (found == 0 and value):
+        raise ValueError("a value that no key has")
+    return Entry(value, revision) if found else None
 
 
 def _name(text: bytes) -> Optional[str]:

@@ -27,6 +27,7 @@ _REPLIES = {
     frames.STATUS: frames.REPORT,
     frames.POSITION: frames.LOG_POSITION,
     frames.SYNC: frames.SYNCED,
+    frames.GET: frames.VALUE,
 }
 
 
@@ -297,6 +298,8 @@ class Session:
             self._on_reply(kind, request, Position(*frames.TWO_U64.unpack(body)))
         elif kind in (frames.TRIMMED, frames.SYNCED):
             self._on_reply(kind, request, frames.U64.unpack(body)[0])
+        elif kind == frames.VALUE:
+            self._on_reply(kind, request, frames.parse_value(body))
         elif kind == frames.MISMATCH:
             self._on_mismatch(request, *frames.parse_mismatch(body))
         elif kind == frames.REPORT:

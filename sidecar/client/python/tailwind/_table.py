@@ -1,23 +1,23 @@
-"""The writing side of a table, blocking and asyncio: thin around the clients of the same kind."""
+"""Changes and gets of a table, blocking and asyncio: thin around the clients of the same kind."""
 
 from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Generator, List, Optional, Type
+from typing import Generator, List, Optional, Type, cast
 
 from . import _frames as frames
-from ._apply import Apply
+from ._apply import Apply, get_body
 from ._asyncio import AsyncClient
 from ._blocking import Client
 from ._connection import Path
-from .types import Ticket
+from .types import Entry, Ticket
 
 
 class Table:
     """A table, through one connection to a sidecar: for one thread at a time.
 
-    `hold` and `timeout` are those of `Client`; left without an exception, a `with` block flushes. To read, have a `LocalTable`.
+    `hold` and `timeout` are those of `Client`; left without an exception, a `with` block flushes. `get` reads one key at the primary; to keep many at hand, have a `LocalTable`.
 
     Connecting raises as `Client` does, and `WrongKind` at a group that keeps a log. Each call that changes keys raises
     `NotPrimary`, `Retry`, `TooLarge` or `TableFull`: nothing was done. `Mismatch`: nothing was done, because a condition did not
@@ -54,6 +54,22 @@ class Table:
     def put_if(self, key: bytes, value: bytes, revision: Optional[int]) -> int:
         """As `put`, if the key has this revision; None: if it is absent."""
         return self.apply(Apply().put_if(key, value, revision))[0]
+
+    def get(
+        self, key: bytes, *, fresh: bool = False, least: int = 0, no_value: bool = False
+    ) -> Optional[Entry]:
+        """What the primary has of the key: its value and revision; None: it is absent. What is acknowledged is seen, and on one
+        connection nothing older than before. `fresh`: everything that was acknowledged to anybody before the call, with proof
+        that the sidecar was still primary. `least`: the state after this LSN or later. `no_value`: the value is left empty.
+
+        Raises `NotPrimary`, and `Retry` if that cannot be had within 5 seconds."""
+        client = self.client
+        body = get_body(client._session.peer, key, fresh, least, no_value)
+        return cast(Optional[Entry], client._ask(frames.GET, body))
+
+    def copy(self, key: bytes, source: bytes) -> int:
+        """Gives the key the value that another key has; returns the key's revision. `Mismatch` if the source is absent."""
+        return self.apply(Apply().copy(key, source))[0]
 
     def delete(self, key: bytes) -> int:
         """Removes the key, which may be absent already; returns the LSN of the record that says so."""
@@ -117,6 +133,19 @@ class AsyncTable:
     async def put_if(self, key: bytes, value: bytes, revision: Optional[int]) -> int:
         """As `put`, if the key has this revision; None: if it is absent."""
         return (await self.apply(Apply().put_if(key, value, revision)))[0]
+
+    async def get(
+        self, key: bytes, *, fresh: bool = False, least: int = 0, no_value: bool = False
+    ) -> Optional[Entry]:
+        """As `Table.get`."""
+        client = self.client
+        client._check()
+        body = get_body(client._session.peer, key, fresh, least, no_value)
+        return cast(Optional[Entry], await client._ask(frames.GET, body))
+
+    async def copy(self, key: bytes, source: bytes) -> int:
+        """Gives the key the value that another key has; returns the key's revision. `Mismatch` if the source is absent."""
+        return (await self.apply(Apply().copy(key, source)))[0]
 
     async def delete(self, key: bytes) -> int:
         """Removes the key, which may be absent already; returns the LSN of the record that says so."""

@@ -9,13 +9,13 @@ import threading
 DEADLINE = 30
 HEADER = struct.Struct("<IBBHQ")
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
-FOLLOW, POSITION, APPLY, SYNC = 10, 11, 12, 16
+FOLLOW, POSITION, APPLY, GET, SYNC = 10, 11, 12, 13, 16
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
-TURN, LAG, LOG_POSITION, HISTORY, SYNCED, MISMATCH = range(139, 145)
+TURN, LAG, LOG_POSITION, HISTORY, SYNCED, MISMATCH, VALUE = range(139, 146)
 (BAD_FRAME, UNSUPPORTED_VERSION, NOT_PRIMARY, TOO_LARGE, GONE, BEYOND_END, NOT_ALLOWED, UNKNOWN_OUTCOME, READING, BUSY,
  SHUTTING_DOWN, UNAVAILABLE, TABLE_FULL, WRONG_KIND) = range(1, 15)
 PRIMARY, STANDBY, RECOVERING, READER = range(1, 5)
-PUT, DELETE, REQUIRE = 1, 2, 4
+PUT, DELETE, COPY, REQUIRE = 1, 2, 3, 4
 
 
 class Sidecar:
@@ -143,6 +143,9 @@ class Peer:
     def mismatch(self, request, operation, revision):
         self.send(MISMATCH, request, struct.pack("<H6xQ", operation, revision))
 
+    def value(self, request, revision, as_of, value=b""):
+        self.send(VALUE, request, struct.pack("<B7xQQ", revision != 0, revision, as_of) + value)
+
     def role(self, role, primary, epoch=4, last=9):
         self.send(ROLE, 0, struct.pack("<B7xQQ", role, epoch, last) + primary.encode())
 
@@ -165,6 +168,11 @@ def read(first, limit=0, flags=0, history=None):
 def follow(first, history=0):
     """Body of a `Follow`."""
     return struct.pack("<QQ", first, history)
+
+
+def get(key, least=0, flags=0):
+    """Body of a `Get`."""
+    return struct.pack("<HHIQ", flags, len(key), 0, least) + key
 
 
 def apply(*operations):

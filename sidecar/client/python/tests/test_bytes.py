@@ -9,6 +9,7 @@ from unittest import mock
 import fake
 from tailwind import Apply, CaughtUp, Lag, Mismatch, Record, Role, Turn
 from tailwind import _frames as frames
+from tailwind._apply import get_body
 from tailwind._fold import KeyedRecord, parse_keyed
 from tailwind._session import Session
 
@@ -106,6 +107,19 @@ class Bytes(unittest.TestCase):
         mismatch = session.answers.pop(3)
         self.assertIs(type(mismatch), Mismatch)
         self.assertEqual((mismatch.operation, mismatch.revision), (0, 50))
+        session.outbox.clear()
+        self.assertEqual(session.submit(frames.APPLY, Apply().copy(b"job/last", b"job/7")._body("x", session.limits)), 4)
+        self.assertEqual(session.outbox, said["copy"])
+        session.outbox.clear()
+        self.assertEqual(session.ask(frames.GET, get_body("x", b"job/7", False, 52, False)), 5)
+        self.assertEqual(session.outbox, said["get"])
+        session.feed(said["value"])
+        self.assertEqual(session.answers.pop(5), (b"done", 51))
+        session.outbox.clear()
+        self.assertEqual(session.ask(frames.GET, get_body("x", b"job/6", True, 0, False)), 6)
+        self.assertEqual(session.outbox, said["fresh get"])
+        session.feed(said["absent"])
+        self.assertIsNone(session.answers.pop(6))
         self.assertIsNone(session.end)
 
     def test_the_fake_sends_the_worked_example(self):
@@ -134,8 +148,13 @@ class Bytes(unittest.TestCase):
         operations = (fake.REQUIRE, b"lease", b"", 41), (fake.PUT, b"job/7", b"done", None), (fake.DELETE, b"job/6", b"", None)
         peer.send(fake.APPLY, 2, fake.apply(*operations))
         peer.mismatch(3, 0, 50)
+        peer.send(fake.APPLY, 4, fake.apply((fake.COPY, b"job/last", b"job/7", None)))
+        peer.send(fake.GET, 5, fake.get(b"job/7", 52))
+        peer.value(5, 51, 54, b"done")
+        peer.send(fake.GET, 6, fake.get(b"job/6", 0, 1))
+        peer.value(6, 0, 54)
         names = ["ack", "records", "caught up", "end", "role", "error", "history", "lag", "turn", "log position", "welcome",
-                 "welcome of a table", "apply", "mismatch"]
+                 "welcome of a table", "apply", "mismatch", "copy", "get", "value", "fresh get", "absent"]
         self.assertEqual(sent, [said[name] for name in names])
 
 

@@ -5,7 +5,7 @@ import unittest
 
 import fake
 from driven import TABLES, with_both, with_each
-from fake import DELETE, PUT, REQUIRE, Sidecar, apply
+from fake import COPY, DELETE, PUT, REQUIRE, Sidecar, apply
 from tailwind import (Apply, Disconnected, ErrorCode, Mismatch, NotPrimary, ProtocolError, Refused, Retry, Role, TableFull,
                       TooLarge, UnknownOutcome, WrongKind)
 
@@ -39,6 +39,53 @@ class Requests(unittest.TestCase):
             request = Apply().require(b"lease", 7).put(b"a", b"1").require(b"free", None).delete(b"b")
             request.put_if(b"c", b"3", 2).delete_if(b"d", None)
             self.assertEqual((len(request), table.apply(request)), (6, [17, 18, 19, 20]))
+
+    @with_both_tables
+    def test_gets(self, connect):
+        def script(peer):
+            peer.welcome(table=True)
+            peer.value(peer.expect(fake.GET, fake.get(b"k")), 10, 12, b"value")
+            peer.value(peer.expect(fake.GET, fake.get(b"k", 12, 5)), 10, 12)
+            peer.value(peer.expect(fake.GET, fake.get(b"gone", 0, 1)), 0, 12)
+            peer.error(peer.expect(fake.GET, fake.get(b"k")), fake.UNAVAILABLE)
+            peer.error(peer.expect(fake.GET, fake.get(b"k")), fake.NOT_PRIMARY)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, connect(sidecar.path) as table:
+            self.assertEqual(table.get(b"k"), (b"value", 10))
+            self.assertEqual(table.get(b"k", fresh=True, least=12, no_value=True), (b"", 10))
+            self.assertIsNone(table.get(b"gone", fresh=True))
+            self.assertRaises(Retry, table.get, b"k")
+            self.assertRaises(NotPrimary, table.get, b"k")
+            for key, kind in ((b"", ValueError), ("k", TypeError), (b"k" * 1025, TooLarge)):
+                self.assertRaises(kind, table.get, key)
+
+    @with_both_tables
+    def test_an_answer_that_no_key_has_ends_the_connection(self, connect):
+        for found, revision, value in ((1, 0, b"v"), (0, 3, b""), (0, 0, b"v"), (2, 3, b"v")):
+            def script(peer):
+                peer.welcome(table=True)
+                body = struct.pack("<B7xQQ", found, revision, 9) + value
+                peer.send(fake.VALUE, peer.expect(fake.GET, fake.get(b"k")), body)
+                peer.expect_end()
+
+            with Sidecar(script) as sidecar, connect(sidecar.path) as table:
+                self.assertRaises(ProtocolError, table.get, b"k")
+
+    @with_both_tables
+    def test_copies(self, connect):
+        def script(peer):
+            peer.welcome(table=True)
+            peer.ack(peer.expect(fake.APPLY, apply((COPY, b"to", b"from", None))), 10)
+            request = peer.expect(fake.APPLY, apply((COPY, b"to", b"from", 10), (PUT, b"from", b"v", None)))
+            peer.mismatch(request, 0, 0)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, connect(sidecar.path) as table:
+            self.assertEqual(table.copy(b"to", b"from"), 10)
+            self.assertRaises(Mismatch, table.apply, Apply().copy_if(b"to", b"from", 10).put(b"from", b"v"))
+            self.assertRaises(TooLarge, table.copy, b"to", b"f" * 1025)
+            self.assertRaises(ValueError, table.copy, b"to", b"")
 
     @with_both_tables
     def test_hold_waits_for_the_role(self, connect):

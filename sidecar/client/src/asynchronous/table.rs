@@ -12,6 +12,7 @@ use super::Client;
 use crate::Result;
 use crate::apply::{Applied, Apply};
 use crate::content::{Change, Entry};
+use crate::get::Get;
 use crate::local::Local;
 use crate::types::{Options, Ticket};
 
@@ -59,6 +60,12 @@ impl Table {
         self.apply(Apply::new().put_if(key, value, revision)).await?.only()
     }
 
+    /// Gives the key the value that another key has, and returns the key's revision. Fails with
+    /// [`Mismatch`](crate::Error::Mismatch) if the source is absent.
+    pub async fn copy(&mut self, key: &[u8], source: &[u8]) -> Result<Revision> {
+        self.apply(Apply::new().copy(key, source)).await?.only()
+    }
+
     /// Removes the key, which may be absent already; the LSN of the record that does.
     pub async fn delete(&mut self, key: &[u8]) -> Result<Lsn> {
         Ok(self.apply(Apply::new().delete(key)).await?.last)
@@ -67,6 +74,16 @@ impl Table {
     /// The same, if the key has this revision.
     pub async fn delete_if(&mut self, key: &[u8], revision: Option<Revision>) -> Result<Lsn> {
         Ok(self.apply(Apply::new().delete_if(key, revision)).await?.last)
+    }
+
+    /// What the primary has of the key; `None`: it is absent.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Entry>> {
+        self.get_with(key, &Get::default()).await
+    }
+
+    /// The same, with more to ask for.
+    pub async fn get_with(&mut self, key: &[u8], get: &Get) -> Result<Option<Entry>> {
+        self.client.ask(&get.request(key)?).await?.value()
     }
 
     /// Carries out a request as a whole, and waits until every current backup has it.

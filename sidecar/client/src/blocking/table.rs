@@ -11,14 +11,15 @@ use super::Client;
 use crate::Result;
 use crate::apply::{Applied, Apply};
 use crate::content::{Change, Entry};
+use crate::get::Get;
 use crate::local::Local;
 use crate::types::{Options, Ticket};
 
-/// One connection to a sidecar of a group that keeps a table, to change keys at the primary.
+/// One connection to a sidecar of a group that keeps a table, to change and read keys at the primary.
 ///
 /// A change that is acknowledged is at every current backup, as an append is. The errors of every call that changes keys:
 ///
-/// - [`Mismatch`](crate::Error::Mismatch): a condition did not hold. Look at the key in a [`LocalTable`], and decide again.
+/// - [`Mismatch`](crate::Error::Mismatch): a condition did not hold. Get the key, and decide again.
 /// - [`TableFull`](crate::Error::TableFull): a bound of the table has been reached. Deletes and smaller values are still taken.
 /// - [`NotPrimary`](crate::Error::NotPrimary): nothing was done. Connect to the primary, or with [`Options::hold`].
 /// - [`UnknownOutcome`](crate::Error::UnknownOutcome), [`Disconnected`](crate::Error::Disconnected): the change was carried out
@@ -78,6 +79,12 @@ impl Table {
         self.apply(Apply::new().put_if(key, value, revision))?.only()
     }
 
+    /// Gives the key the value that another key has, and returns the key's revision. Fails with
+    /// [`Mismatch`](crate::Error::Mismatch) if the source is absent.
+    pub fn copy(&mut self, key: &[u8], source: &[u8]) -> Result<Revision> {
+        self.apply(Apply::new().copy(key, source))?.only()
+    }
+
     /// Removes the key, which may be absent already; the LSN of the record that does.
     pub fn delete(&mut self, key: &[u8]) -> Result<Lsn> {
         Ok(self.apply(Apply::new().delete(key))?.last)
@@ -86,6 +93,29 @@ impl Table {
     /// The same, if the key has this revision.
     pub fn delete_if(&mut self, key: &[u8], revision: Option<Revision>) -> Result<Lsn> {
         Ok(self.apply(Apply::new().delete_if(key, revision))?.last)
+    }
+
+    /// What the primary has of the key; `None`: it is absent. What is acknowledged is seen, and on one connection nothing older
+    /// than what was seen before; a primary that has been deposed and has not noticed may show what was true until then.
+    ///
+    /// Fails with [`Retry`](crate::Error::Retry) if the value could not be read, and with
+    /// [`NotPrimary`](crate::Error::NotPrimary) off the primary, where a [`LocalTable`] can be had.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Entry>> {
+        self.get_with(key, &Get::default())
+    }
+
+    /// The same, with more to ask for. What cannot be had within 5 seconds fails with [`Retry`](crate::Error::Retry).
+    ///
+    /// ```no_run
+    /// use tailwind_client::{Get, blocking::Table};
+    ///
+    /// # fn example(table: &mut Table) -> Result<(), tailwind_client::Error> {
+    /// let entry = table.get_with(b"lease", &Get { fresh: true, ..Get::default() })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn get_with(&mut self, key: &[u8], get: &Get) -> Result<Option<Entry>> {
+        self.client.ask(&get.request(key)?)?.value()
     }
 
     /// Carries out a request as a whole, and waits until every current backup has it.

@@ -262,7 +262,7 @@ fn serve(mut peer: Peer) {
             Request::Sync => OwnedRequest::Sync,
             Request::Trim { below } => OwnedRequest::Trim(below),
             Request::Status => OwnedRequest::Status,
-            Request::Apply(_) => panic!("nothing for a sidecar without a table: {frame:?}"),
+            Request::Apply(_) | Request::Get { .. } => panic!("nothing for a sidecar without a table: {frame:?}"),
             Request::Hello { .. } | Request::Wake => panic!("nothing for a sidecar without a ring: {frame:?}"),
         };
         (request, requested)

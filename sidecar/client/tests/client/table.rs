@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME};
 use tailwind_client::blocking::{Client, LocalTable, Table};
-use tailwind_client::{Apply, Change, Epoch, Error, Lsn, Options, Revision};
+use tailwind_client::{Apply, Change, Epoch, Error, Get, Lsn, Options, Revision};
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{
-    Batch, ErrorCode, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, Welcome, put_batch_record, put_operation,
+    Batch, ErrorCode, GET_FRESH, GET_NO_VALUE, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, Welcome,
+    put_batch_record, put_operation,
 };
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
@@ -92,6 +93,60 @@ fn each_function_sends_its_operations() {
     let applied = table.apply(&apply).unwrap();
     assert_eq!((applied.last, applied.revision(0), applied.revision(1)), (Lsn(7), revision(6), revision(7)));
     assert!(table.client().welcome().table);
+    drop(table);
+    server.join();
+}
+
+#[test]
+fn each_get_sends_what_it_asks_for() {
+    let get = |key: &'static [u8], least, flags| Request::Get { key: Key::new(key).unwrap(), least, flags };
+    let server = server(move |mut peer| {
+        let request = peer.expect(get(b"a", 0, 0));
+        peer.send(request, Response::Value { revision: revision(7), as_of: 9, value: b"one" });
+        let request = peer.expect(get(b"a", 9, GET_FRESH | GET_NO_VALUE));
+        peer.send(request, Response::Value { revision: revision(7), as_of: 9, value: b"" });
+        let request = peer.expect(get(b"b", 0, GET_FRESH));
+        peer.send(request, Response::Value { revision: None, as_of: 9, value: b"" });
+        for code in [ErrorCode::NotPrimary, ErrorCode::Unavailable] {
+            let request = peer.expect(get(b"a", 0, 0));
+            peer.refuse(request, code, "words");
+        }
+    });
+    let mut table = Table::connect(server.path()).unwrap();
+    let entry = table.get(b"a").unwrap().unwrap();
+    assert_eq!((&*entry.value, Some(entry.revision)), (&b"one"[..], revision(7)));
+    let known = Get { fresh: true, least: Some(Lsn(9)), no_value: true };
+    let entry = table.get_with(b"a", &known).unwrap().unwrap();
+    assert_eq!((entry.value.len(), Some(entry.revision)), (0, revision(7)));
+    assert_eq!(table.get_with(b"b", &Get { fresh: true, ..Get::default() }).unwrap(), None);
+    assert!(matches!(table.get(b"a"), Err(Error::NotPrimary { .. })));
+    assert!(matches!(table.get(b"a"), Err(Error::Retry { code: ErrorCode::Unavailable, .. })));
+    assert!(matches!(table.get(b""), Err(Error::Misuse(_))));
+    assert!(matches!(table.get(&[0; 1025]), Err(Error::TooLarge { .. })));
+    drop(table);
+    server.join();
+}
+
+#[test]
+fn a_copy_names_its_source() {
+    let copy = |only_if: Option<u64>| Operation::Write {
+        key: Key::new(b"to").unwrap(),
+        written: Written::CopyOf(Key::new(b"from").unwrap()),
+        only_if: only_if.map(Expected::from_number),
+    };
+    let server = server(move |mut peer| {
+        let request = peer.expect_apply(&[copy(None)]);
+        peer.ack(request, 5);
+        let request = peer.expect_apply(&[copy(Some(5)), delete(b"from", None)]);
+        peer.send(request, Response::Mismatch(Mismatch { operation: 0, now: None }));
+    });
+    let mut table = Table::connect(server.path()).unwrap();
+    let copied = table.copy(b"to", b"from").unwrap();
+    assert_eq!(Some(copied), revision(5));
+    let error = table.apply(Apply::new().copy_if(b"to", b"from", Some(copied)).delete(b"from")).unwrap_err();
+    assert!(matches!(error, Error::Mismatch { operation: 0, revision: None }), "{error:?}");
+    assert!(matches!(table.copy(b"to", b""), Err(Error::Misuse(_))));
+    assert!(matches!(table.copy(b"to", &[0; 1025]), Err(Error::TooLarge { .. })));
     drop(table);
     server.join();
 }

@@ -44,6 +44,10 @@ impl Fabric for Plain {
         let from = published.len();
         published.extend_from_slice(&memory.bytes[from..from + count as usize]);
     }
+
+    fn published<R>(memory: &Memory, read: impl FnOnce(&[u8]) -> R) -> R {
+        read(&memory.0.borrow())
+    }
 }
 
 /// What a test does with a channel.

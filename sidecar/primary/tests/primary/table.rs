@@ -1,6 +1,6 @@
 //! Requests, moves and mismatches of a log that keeps a table.
 
-use tailwind_primary::{Moved, Proof, Table, Unapplied};
+use tailwind_primary::{Given, Moved, Proof, Table, Unapplied};
 use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::{Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
@@ -29,35 +29,44 @@ fn table(keys_max: u32) -> Box<Table> {
     Box::new(Table::new(Index::new(HashKey([7; 16]), limits, Window::new(SIZE)), bounds()))
 }
 
-fn group(members: usize) -> Group {
+pub(super) fn group(members: usize) -> Group {
     let mut group = Group::new(members, u32::MAX);
     group.log.keep_table(table(100));
     group
 }
 
-fn key(name: &str) -> Key<'_> {
+pub(super) fn key(name: &str) -> Key<'_> {
     Key::new(name.as_bytes()).unwrap()
 }
 
-fn put<'a>(name: &'a str, value: &'a [u8], only_if: Option<Expected>) -> Operation<'a> {
+pub(super) fn put<'a>(name: &'a str, value: &'a [u8], only_if: Option<Expected>) -> Operation<'a> {
     Operation::Write { key: key(name), written: Written::Value(Value::new(value).unwrap()), only_if }
 }
 
-fn delete(name: &str) -> Operation<'_> {
+pub(super) fn delete(name: &str) -> Operation<'_> {
     Operation::Write { key: key(name), written: Written::Nothing, only_if: None }
 }
 
 impl Group {
-    fn apply(&mut self, name: u32, operations: &[Operation<'_>]) -> Result<Lsn, Unapplied> {
-        self.log.apply(name, &Apply::new(operations).unwrap()).map(|placed| placed.last)
+    pub(super) fn apply(&mut self, name: u32, operations: &[Operation<'_>]) -> Result<Lsn, Unapplied> {
+        self.apply_given(name, operations, &Given::default())
     }
 
-    fn put(&mut self, name: u32, of: &str) -> Result<Lsn, Unapplied> {
+    pub(super) fn apply_given(
+        &mut self,
+        name: u32,
+        operations: &[Operation<'_>],
+        given: &Given,
+    ) -> Result<Lsn, Unapplied> {
+        self.log.apply(name, &Apply::new(operations).unwrap(), given).map(|applied| applied.placed.last)
+    }
+
+    pub(super) fn put(&mut self, name: u32, of: &str) -> Result<Lsn, Unapplied> {
         self.apply(name, &[put(of, &[name as u8; VALUE], None)])
     }
 
     /// All members complete what was posted, and do what the machine wants of them.
-    fn settle(&mut self) -> Heard {
+    pub(super) fn settle(&mut self) -> Heard {
         let mut all = Heard::default();
         for _ in 0..3 {
             let heard = self.turn();
@@ -74,7 +83,7 @@ impl Group {
     }
 
     /// What the first member's copy of a segment has: each record, and where it begins.
-    fn records(&self, segment: SegmentId) -> Vec<(Position, Lsn, Vec<u8>)> {
+    pub(super) fn records(&self, segment: SegmentId) -> Vec<(Position, Lsn, Vec<u8>)> {
         let (_, _, memory) = self.lent.iter().find(|(_, lent, _)| *lent == segment).unwrap();
         let mut bytes = memory.0.borrow().clone();
         bytes.resize(SIZE.bytes() as usize, 0);
@@ -90,19 +99,19 @@ impl Group {
     }
 
     /// Has all records of a segment judged that may be live.
-    fn clean(&mut self, segment: SegmentId) -> Option<Moved> {
+    pub(super) fn clean(&mut self, segment: SegmentId) -> Option<Moved> {
         let records = self.records(segment);
         let candidates =
             records.iter().filter_map(|(at, lsn, payload)| Candidate::of(*at, Record { lsn: *lsn, payload }));
         self.log.move_live(candidates.take(MOVES_MAX))
     }
 
-    fn revision(&self, name: &str) -> Option<Lsn> {
+    pub(super) fn revision_of(&self, name: &str) -> Option<Lsn> {
         self.log.table().unwrap().index().acknowledged(key(name)).map(|present| present.revision.lsn())
     }
 }
 
-fn mismatch(operation: u16, now: u64) -> Unapplied {
+pub(super) fn mismatch(operation: u16, now: u64) -> Unapplied {
     Unapplied::Mismatch(Mismatch { operation, now: Revision::of(Lsn(now)) })
 }
 
@@ -113,10 +122,10 @@ fn a_request_is_one_batch_that_shows_when_it_is_acknowledged() {
     group.turn();
     group.complete(0);
     assert!(group.turn().acks.is_empty());
-    assert_eq!((group.revision("a"), group.revision("b")), (None, None), "one member has it");
+    assert_eq!((group.revision_of("a"), group.revision_of("b")), (None, None), "one member has it");
     group.complete(1);
     assert_eq!(group.turn().acks, [(7, Lsn(3))]);
-    assert_eq!((group.revision("a"), group.revision("b")), (Some(Lsn(1)), Some(Lsn(2))));
+    assert_eq!((group.revision_of("a"), group.revision_of("b")), (Some(Lsn(1)), Some(Lsn(2))));
     let records = group.records(SegmentId(1));
     let keyed = records.iter().map(|(_, lsn, payload)| KeyedRecord::decode(payload, *lsn).unwrap());
     let more: Vec<bool> = keyed.map(|record| record.has_more()).collect();
@@ -131,7 +140,7 @@ fn a_condition_is_judged_by_what_was_appended() {
     let first = Expected::At(Revision::of(Lsn(1)).unwrap());
     assert_eq!(group.apply(3, &[delete("b"), put("a", b"3", Some(first))]), Ok(Lsn(3)));
     assert_eq!(group.settle().acks, [(1, Lsn(1)), (3, Lsn(3))]);
-    assert_eq!(group.revision("a"), Some(Lsn(3)));
+    assert_eq!(group.revision_of("a"), Some(Lsn(3)));
 }
 
 #[test]
@@ -207,8 +216,8 @@ fn live_records_are_moved_and_keep_their_revisions() {
     let heard = group.settle();
     assert_eq!((heard.acks, heard.moves), (vec![], vec![Lsn(7)]), "no client waits for moves");
     assert_eq!(group.log.acked().0, Lsn(7));
-    assert_eq!((group.revision("old"), group.revision("gone")), (Some(Lsn(1)), None));
-    assert_eq!(group.revision("new"), Some(Lsn(5)));
+    assert_eq!((group.revision_of("old"), group.revision_of("gone")), (Some(Lsn(1)), None));
+    assert_eq!(group.revision_of("new"), Some(Lsn(5)));
     group.log.table().unwrap().index().check(SegmentId(1));
     let (_, lsn, payload) = group.records(SegmentId(1)).pop().unwrap();
     let revision = Revision::of(Lsn(5)).unwrap();

@@ -223,7 +223,7 @@ impl World {
                     Some(copy) => (copy.identity, copy.closure),
                     None => (identity(input, epoch), closure(input)),
                 };
-                Order::Ask(Request::Fetch(FetchRequest { group: group(), identity, closure, check: true }))
+                Order::Ask(Request::Fetch(FetchRequest { group: group(), identity, closure, check: true, range: None }))
             }
             12 | 13 => {
                 let slot = Slot(input.below(u64::from(SLOTS)) as u32);

@@ -3,6 +3,7 @@
 //! Part of [`Backup`].
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::ids::{Lsn, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SegmentIdentity};
@@ -25,6 +26,11 @@ impl Backup {
         if request.group != self.group {
             let why = format!("backup {} serves group {}, not {}", self.member, self.group, request.group);
             return Err(Refusal::WrongLog { why });
+        }
+        let Range { start, end } = request.bytes();
+        if request.range.is_some() && (start >= end || end > request.closure.end.0) {
+            let why = format!("bytes {start} to {end} of a segment that ends at {}", request.closure.end);
+            return Err(Refusal::BadRequest { why });
         }
         let segment = request.identity.segment;
         let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);

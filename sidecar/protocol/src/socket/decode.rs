@@ -5,10 +5,10 @@
 use super::{
     BATCH_RECORDS_MAX, Batch, END_TAILING, ErrorCode, FRAME_BODY_MAX, FRAME_HEADER_SIZE, FrameError, LAG_STALE, MAGIC,
     Operations, READ_TAIL, Request, Response, Role, VERSION_FOLLOW, VERSION_HISTORY, VERSION_TABLE, WELCOME_RING,
-    WELCOME_TABLE, Welcome, kind,
+    WELCOME_TABLE, Welcome, found, kind,
 };
 use crate::ids::Lsn;
-use crate::table::record::Revision;
+use crate::table::record::{Key, Revision, Value};
 use crate::table::request::Mismatch;
 
 /// A decoded frame: the request number, what it says, and how many bytes it took.
@@ -127,6 +127,32 @@ impl<'a> Body<'a> {
         Ok(Operations::new(u16::from_le_bytes(count), std::mem::take(&mut self.bytes))?)
     }
 
+    /// The key is all that is left of the body.
+    fn get(&mut self) -> Result<Request<'a>, FrameError> {
+        let (flags, length) = (self.u16()?, self.u16()?);
+        self.u32()?;
+        let least = self.u64()?;
+        let key = std::mem::take(&mut self.bytes);
+        if key.len() != usize::from(length) {
+            return Err(self.malformed("a key of another length than announced"));
+        }
+        let key = Key::new(key).map_err(|_| self.malformed("a key must have 1 to 1024 bytes"))?;
+        Ok(Request::Get { key, least, flags })
+    }
+
+    fn value(&mut self) -> Result<Response<'a>, FrameError> {
+        let [found, ..] = self.take::<8>()?;
+        let (revision, as_of) = (Revision::of(Lsn(self.u64()?)), self.u64()?);
+        let value = std::mem::take(&mut self.bytes);
+        match (found, revision) {
+            (found::ABSENT, None) if value.is_empty() => {}
+            (found::VALUE, Some(_)) if Value::new(value).is_ok() => {}
+            (found::ABSENT | found::VALUE, _) => return Err(self.malformed("a value that no key has")),
+            _ => return Err(self.malformed("unknown kind of answer")),
+        }
+        Ok(Response::Value { revision, as_of, value })
+    }
+
     fn end<T>(&self, value: T) -> Result<T, FrameError> {
         if self.bytes.is_empty() { Ok(value) } else { Err(self.malformed("bytes left over")) }
     }
@@ -159,6 +185,7 @@ fn request_from(mut body: Body<'_>, version: u16) -> Result<Request<'_>, FrameEr
         }
         kind::POSITION if version >= VERSION_FOLLOW => Request::Position,
         kind::APPLY if version >= VERSION_TABLE => Request::Apply(body.operations()?),
+        kind::GET if version >= VERSION_TABLE => body.get()?,
         kind::BARRIER => Request::Barrier,
         kind::SYNC => Request::Sync,
         kind::TRIM => Request::Trim { below: body.u64()? },
@@ -223,6 +250,7 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
             let now = Revision::of(Lsn(body.u64()?));
             Response::Mismatch(Mismatch { operation: u16::from_le_bytes(operation), now })
         }
+        kind::VALUE => body.value()?,
         unknown => return Err(FrameError::UnknownKind(unknown)),
     };
     body.end(response)

@@ -6,7 +6,7 @@ use super::batch::put_batch;
 use super::operations::put_operations;
 use super::{
     END_TAILING, FRAME_BODY_MAX, FRAME_HEADER_SIZE, LAG_STALE, MAGIC, Request, Response, WELCOME_RING, WELCOME_TABLE,
-    kind,
+    found, kind,
 };
 use crate::table::record::Revision;
 
@@ -36,6 +36,13 @@ impl Request<'_> {
             }
             Request::Batch(batch) => frame(out, kind::BATCH, 0, request, |out| put_batch(out, batch)),
             Request::Apply(operations) => frame(out, kind::APPLY, 0, request, |out| put_operations(out, operations)),
+            Request::Get { key, least, flags } => frame(out, kind::GET, 0, request, |out| {
+                out.extend_from_slice(&flags.to_le_bytes());
+                out.extend_from_slice(&(key.as_bytes().len() as u16).to_le_bytes());
+                out.extend_from_slice(&[0; 4]);
+                out.extend_from_slice(&least.to_le_bytes());
+                out.extend_from_slice(key.as_bytes());
+            }),
             Request::Read { from, limit, flags, history } => frame(out, kind::READ, 0, request, |out| {
                 out.extend_from_slice(&from.to_le_bytes());
                 out.extend_from_slice(&limit.to_le_bytes());
@@ -137,6 +144,13 @@ impl Response<'_> {
                 out.extend_from_slice(&mismatch.operation.to_le_bytes());
                 out.extend_from_slice(&[0; 6]);
                 out.extend_from_slice(&Revision::number(mismatch.now).to_le_bytes());
+            }),
+            Response::Value { revision, as_of, value } => frame(out, kind::VALUE, 0, request, |out| {
+                let found = if revision.is_some() { found::VALUE } else { found::ABSENT };
+                out.extend_from_slice(&[found, 0, 0, 0, 0, 0, 0, 0]);
+                out.extend_from_slice(&Revision::number(*revision).to_le_bytes());
+                out.extend_from_slice(&as_of.to_le_bytes());
+                out.extend_from_slice(value);
             }),
             Response::Wake => frame(out, kind::WAKE_CLIENT, 0, request, |_| {}),
         }

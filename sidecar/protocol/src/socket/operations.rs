@@ -4,14 +4,14 @@
 //! [`table::request`](crate::table::request).
 //!
 //! ```text
-//!  0      1 put, 2 delete, 4 require; 3 is a copy, which is not taken yet
+//!  0      1 put, 2 delete, 3 copy, 4 require
 //!  1      flag 1: only if
 //!  2..4   length of the key
-//!  4..8   length of the value
+//!  4..8   length of what follows the key: of a put its value, of a copy the key of its source
 //!  8..16  revision that the key must have; 0: it must be absent, or, without the flag, any will do
-//! 16..    key, then value
+//! 16..    key, then value or source
 //! ```
-//! A value is what only a put has. A `require` has no flag.
+//! Nothing follows the key of the others. A `require` has no flag.
 
 use std::fmt;
 
@@ -67,9 +67,9 @@ pub enum BadOperation {
     /// It is of a later version.
     #[error("unknown kind {0}")]
     Kind(u8),
-    /// A kind with a number, and nothing more yet.
-    #[error("a copy, which this version does not take")]
-    Copy,
+    /// The length of the key that a copy takes its value from.
+    #[error("source: {0}")]
+    Source(BadKey),
     /// Flags of a later version, or one that does not belong to the kind.
     #[error("unknown flags {0:#04x}")]
     Flags(u8),
@@ -177,8 +177,7 @@ impl<'a> Parts<'a> {
         let value = u32::from_le_bytes([v0, v1, v2, v3]) as usize;
         let revision = u64::from_le_bytes(revision);
         match kind {
-            PUT | DELETE | REQUIRE => {}
-            COPY => return Err(BadOperation::Copy),
+            PUT | DELETE | COPY | REQUIRE => {}
             unknown => return Err(BadOperation::Kind(unknown)),
         }
         if flags & !ONLY_IF != 0 || (kind == REQUIRE && flags != 0) {
@@ -189,8 +188,13 @@ impl<'a> Parts<'a> {
         }
         let (key, rest) = rest.split_at_checked(key).ok_or(BadOperation::CutOff)?;
         let (value, rest) = rest.split_at_checked(value).ok_or(BadOperation::CutOff)?;
-        if kind != PUT && !value.is_empty() {
-            return Err(BadOperation::Value);
+        match kind {
+            PUT => {}
+            COPY => {
+                Key::new(value).map_err(BadOperation::Source)?;
+            }
+            _ if value.is_empty() => {}
+            _ => return Err(BadOperation::Value),
         }
         Ok((Parts { kind, only_if: flags & ONLY_IF != 0, revision, key: Key::new(key)?, value }, rest))
     }
@@ -212,6 +216,7 @@ impl<'a> Parts<'a> {
         let written = match kind {
             REQUIRE => return Ok(Operation::Require { key, expected }),
             DELETE => Written::Nothing,
+            COPY => Written::CopyOf(Key::new(value).expect("operations are checked when decoded")),
             _ => Written::Value(Value::new(value).map_err(|value| LargeValue { operation, value })?),
         };
         Ok(Operation::Write { key, written, only_if: only_if.then_some(expected) })

@@ -158,9 +158,14 @@ impl Index {
         Some(Latest { revision: appended.revision?, place: appended.place? })
     }
 
-    /// What is acknowledged of a key; `None`: it is absent. For a get at the primary.
+    /// What is acknowledged of a key; `None`: it is absent.
     pub fn acknowledged(&self, key: Key<'_>) -> Option<Present> {
-        self.shown(self.find(self.hash(key))?)?.present
+        self.acknowledged_of(self.hash(key))
+    }
+
+    /// The same of the key with this hash. For a get, which need not keep its key.
+    pub fn acknowledged_of(&self, hash: KeyHash) -> Option<Present> {
+        self.shown(self.find(hash)?)?.present
     }
 
     /// Everything up to this record is acknowledged, and becomes visible. `changed` is told which lines have changed, some more
@@ -191,7 +196,8 @@ impl Index {
         }
     }
 
-    pub(super) fn hash(&self, key: Key<'_>) -> KeyHash {
+    /// What stands for the key here.
+    pub fn hash(&self, key: Key<'_>) -> KeyHash {
         self.view.hash_key().hash(key)
     }
 

@@ -246,13 +246,26 @@ fn segment_larger_than_the_buffers_is_refused() {
 fn fetch_serves_closed_segments_only() {
     let mut fixture = promised();
     let fetch = |identity, last| {
-        Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last), check: true })
+        Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last), check: true, range: None })
     };
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Fetch(..))));
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
     assert!(matches!(fixture.ask(fetch(identity(1, 4), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    let end = closure(3).end.0;
+    let range = |range| match fetch(identity(1, 5), 3) {
+        Request::Fetch(whole) => Request::Fetch(FetchRequest { range: Some(range), ..whole }),
+        other => other,
+    };
+    for good in [0..end, 0..1, end - 1..end] {
+        assert!(matches!(fixture.ask(range(good)), Some(Reply::Fetch(..))));
+    }
+    let backwards = std::ops::Range { start: 9, end: 8 };
+    for bad in [0..0, end..end, backwards, 0..end + 1, end..end + 8, 0..u32::MAX, u32::MAX..u32::MAX] {
+        let reply = fixture.ask(range(bad.clone()));
+        assert!(matches!(reply, Some(Reply::Refused(Refusal::BadRequest { .. }))), "{bad:?}: {reply:?}");
+    }
     fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Memory(Slot(0))));
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::Corrupt { .. }))));
 }

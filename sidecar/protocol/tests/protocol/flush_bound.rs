@@ -365,7 +365,13 @@ fn a_folder_beyond_its_bound_keeps_everything() {
     let mut fixture = Fixture::new(Found { promise, files: closed.clone(), owed: closed, ..Found::default() }, Some(1));
     assert!(fixture.append(4).is_err() && fixture.image(4).is_err());
     assert_eq!(fixture.backup.counts().on_disk, 3);
-    let fetch = FetchRequest { group: caller(5).group, identity: identity(1, 4), closure: closure(1), check: true };
+    let fetch = FetchRequest {
+        group: caller(5).group,
+        identity: identity(1, 4),
+        closure: closure(1),
+        check: true,
+        range: None,
+    };
     assert!(matches!(fixture.ask(Request::Fetch(fetch)), Reply::Fetch(..)));
     fixture.trim(21);
     assert_eq!(fixture.backup.counts().on_disk, 1);

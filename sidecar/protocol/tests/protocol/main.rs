@@ -14,6 +14,7 @@ mod damaged_members;
 mod flush_bound;
 mod follower;
 mod fuzz_targets;
+mod get_frames;
 mod group;
 mod inventories;
 mod limits;

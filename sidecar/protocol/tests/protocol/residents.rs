@@ -210,7 +210,7 @@ fn close(identity: SegmentIdentity, epoch: u64) -> Request {
 }
 
 fn fetch((identity, closure): Segment) -> Request {
-    Request::Fetch(FetchRequest { group: "g".parse().unwrap(), identity, closure, check: false })
+    Request::Fetch(FetchRequest { group: "g".parse().unwrap(), identity, closure, check: false, range: None })
 }
 
 fn trim(epoch: u64, segment: u64) -> Request {

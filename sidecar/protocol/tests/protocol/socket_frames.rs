@@ -7,7 +7,7 @@ use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout;
 use tailwind_protocol::segment::append_size;
 use tailwind_protocol::socket::*;
-use tailwind_protocol::table::record::Revision;
+use tailwind_protocol::table::record::{Key, Revision};
 use tailwind_protocol::table::request::Mismatch;
 
 /// Bytes of a hexadecimal text; spaces, bars and line ends are for the reader.
@@ -297,12 +297,12 @@ fn unknown_and_wrong_direction_kinds_are_refused() {
     for kind in 0..=u8::MAX {
         let header = [0, 0, 0, 0, kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         let unknown = FrameError::UnknownKind(kind);
-        for (version, newest) in [(0, 9), (1, 9), (2, 11), (3, 11), (4, 12)] {
+        for (version, newest) in [(0, 9), (1, 9), (2, 11), (3, 11), (4, 13)] {
             let error = decode_request(&header, version, FRAME_BODY_MAX).err();
             let known = (1..=newest).contains(&kind) || kind == 16;
             assert_eq!(error == Some(unknown.clone()), !known, "request {kind} in version {version}");
         }
-        let known = (129..=144).contains(&kind);
+        let known = (129..=145).contains(&kind);
         assert_eq!(decode_response(&header).err() == Some(unknown), !known, "response {kind}");
     }
 }
@@ -454,7 +454,7 @@ struct Arbitrary {
 impl Arbitrary {
     fn request<'a>(&'a self, run: &'a [u8]) -> Request<'a> {
         let [a, b, c] = self.numbers;
-        match self.choice % 12 {
+        match self.choice % 13 {
             0 => Request::Hello { version_min: a as u16, version_max: b as u16, flags: c as u32 },
             1 => Request::Append { payload: self.text.as_bytes() },
             2 if !self.records.is_empty() => Request::Batch(Batch::new(self.records.len() as u32, run).unwrap()),
@@ -466,6 +466,7 @@ impl Arbitrary {
             8 => Request::Sync,
             9 => Request::Follow { from: a, history: b },
             10 => Request::Position,
+            11 => Request::Get { key: Key::new(b"key").unwrap(), least: a, flags: b as u16 },
             _ => Request::Wake,
         }
     }
@@ -473,7 +474,7 @@ impl Arbitrary {
     fn response<'a>(&'a self, run: &'a [u8]) -> Response<'a> {
         let [a, b, c] = self.numbers;
         let role = [Role::Primary, Role::Standby, Role::Recovering, Role::Reader][(a % 4) as usize];
-        match self.choice % 16 {
+        match self.choice % 17 {
             0 => Response::Welcome(Welcome {
                 version: a as u16,
                 role,
@@ -509,6 +510,8 @@ impl Arbitrary {
             12 => Response::Position { epoch: a, last: b },
             13 => Response::History { history: a },
             14 => Response::Mismatch(Mismatch { operation: b as u16, now: Revision::of(Lsn(a % 3)) }),
+            15 if a.is_multiple_of(3) => Response::Value { revision: None, as_of: b, value: &[] },
+            15 => Response::Value { revision: Revision::of(Lsn(a)), as_of: b, value: self.text.as_bytes() },
             _ => Response::Wake,
         }
     }
@@ -527,7 +530,7 @@ fn arbitrary() -> impl Strategy<Value = Arbitrary> {
 /// Bytes that look like a frame often enough to get past the header.
 fn frame_like() -> impl Strategy<Value = Vec<u8>> {
     let body = proptest::collection::vec(prop_oneof![Just(0), 0..4u8, any::<u8>()], 0..80);
-    (prop_oneof![0..17u8, 128..145u8], any::<u8>(), -3..4i32, body).prop_map(|(kind, flags, error, body)| {
+    (prop_oneof![0..17u8, 128..146u8], any::<u8>(), -3..4i32, body).prop_map(|(kind, flags, error, body)| {
         let length = (body.len() as i32 + error).max(0) as u32;
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend([kind, flags, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);

@@ -25,6 +25,9 @@ const RULE: &str = "Table";
 /// A condition that does not hold: the operation's number, and the revision that its key has instead; 0: it is absent.
 pub(crate) type Mismatch = (u16, u64);
 
+/// What an app is shown of a key that is there: its revision, and its value.
+pub(crate) type Shown = (u64, Rc<[u8]>);
+
 /// All states of a table.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
@@ -169,6 +172,48 @@ impl Checks {
         if states.all(|(_, state)| records::judge(state, request) != Some(found)) {
             let states = format!("from record {since} to {acked}");
             broken(RULE, format!("epoch {epoch} tells {found:?}, which no state is that was acknowledged {states}"));
+        }
+    }
+
+    /// An app was shown a key as of a record: that one is acknowledged, not before what was shown or asked for, and the key was so
+    /// after it, or after a later one that is acknowledged (S20).
+    pub(crate) fn table_got(
+        &self,
+        epoch: Epoch,
+        key: &Rc<[u8]>,
+        (as_of, least): (Lsn, Lsn),
+        shown: Option<&Shown>,
+        no_value: bool,
+    ) {
+        let (acked, name) = (self.tables.acked[&epoch], key.escape_ascii());
+        if as_of < least || as_of > acked {
+            let bounds = format!("{least} was shown or asked for, {acked} is acknowledged");
+            broken("S20", format!("epoch {epoch} shows {name} as of {as_of}, and {bounds}"));
+        }
+        let is_so = |state: &Rc<State>| match (state.get(key), shown) {
+            (None, None) => true,
+            (Some(row), Some((revision, value))) => {
+                let is_value = if no_value { value.is_empty() } else { row.value == *value };
+                row.revision == *revision && is_value
+            }
+            _ => false,
+        };
+        let mut states = self.tables.states.range((epoch, as_of)..(epoch, acked.next()));
+        if !states.any(|(_, state)| is_so(state)) {
+            let told = shown.map_or_else(|| "absent".to_owned(), |(revision, _)| format!("at {revision}"));
+            broken("S20", format!("epoch {epoch} shows {name} {told} as of {as_of}, which it is not up to {acked}"));
+        }
+    }
+
+    /// That get was fresh: everything up to `since` was acknowledged to somebody when it was asked for, and no later epoch had
+    /// begun by then (S20, S16).
+    pub(crate) fn table_got_fresh(&self, epoch: Epoch, asked: u64, since: Lsn, as_of: Lsn) {
+        self.end_is_told(epoch, asked);
+        if as_of < since {
+            broken(
+                "S20",
+                format!("epoch {epoch} shows a key fresh as of {as_of}, and {since} was acknowledged before"),
+            );
         }
     }
 

@@ -133,7 +133,7 @@ impl Step<'_> {
         }
         let source = image.sources.remove(0);
         let group = self.names.group.clone();
-        let fetch = FetchRequest { group, identity: image.identity, closure: image.closure, check: true };
+        let fetch = FetchRequest { group, identity: image.identity, closure: image.closure, check: true, range: None };
         self.send(side, source, Request::Fetch(fetch), Then::Fetched(Box::new(image)));
     }
 

@@ -89,6 +89,9 @@ impl World {
                 lead.prove(asked, About::End);
             }
         });
+        if !quiet {
+            self.ask_get(of);
+        }
         if self.random.one_in(60) {
             self.trim(of);
         }
@@ -178,7 +181,7 @@ impl World {
             (app.reading, app.unreadable) = (None, app.unreadable + 1);
             return;
         };
-        let request = FetchRequest { group: group(), identity, closure, check: true };
+        let request = FetchRequest { group: group(), identity, closure, check: true, range: None };
         self.call(of, source, Request::Fetch(request), Purpose::Read);
     }
 

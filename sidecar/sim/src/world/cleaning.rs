@@ -163,7 +163,8 @@ impl World {
         let CleanerFetch { identity, closure, ref mut sources } = fetch;
         match sources.pop() {
             Some(source) => {
-                let request = Request::Fetch(FetchRequest { group: group(), identity, closure, check: true });
+                let request =
+                    Request::Fetch(FetchRequest { group: group(), identity, closure, check: true, range: None });
                 self.call(of, source, request, Purpose::Clean(Box::new(fetch)));
             }
             None => self.cleaner_input(of, lead, Input::NotFetched(identity.segment)),

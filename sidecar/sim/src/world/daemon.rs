@@ -4,6 +4,8 @@
 //! Called by [`host`](super::host). A job or a write that is under way when the process dies, or the power goes, has got as
 //! far as any of its calls.
 
+use std::ops::Range;
+
 use tailwind_backup::{Job, OutputResult, ReadError, Unchecked, fetch};
 use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
 use tailwind_protocol::ids::SegmentId;
@@ -239,8 +241,9 @@ impl World {
                 }
             }
             Reply::Fetch(place, identity, closure) => {
-                let unchecked = self.hosts[no.0].pulls.is_unchecked(id);
-                self.fetch(no, place, &identity, &closure, unchecked)
+                let range = self.hosts[no.0].ranges.remove(&id);
+                let unchecked = range.is_some() || self.hosts[no.0].pulls.is_unchecked(id);
+                self.fetch(no, place, &identity, &closure, unchecked.then(|| range.unwrap_or(0..closure.end.0)))
             }
             Reply::Flushed(end) => Answer::Flushed(end),
             Reply::Done => Answer::Done,
@@ -256,18 +259,19 @@ impl World {
         place: Place,
         identity: &SegmentIdentity,
         closure: &Closure,
-        unchecked: bool,
+        unchecked: Option<Range<u32>>,
     ) -> Answer {
         let host = &self.hosts[no.0];
         let Some(process) = &host.process else { return Answer::Refused(gone()) };
         let disk = process.daemon.disk();
-        let fetched = match unchecked {
-            true => Unchecked::open(disk, place, identity, closure).and_then(|copy| {
+        let fetched = match unchecked.clone() {
+            Some(range) => Unchecked::open(disk, place, identity, closure).and_then(|copy| {
+                let copy = copy.only(range);
                 let mut bytes = vec![0; copy.len() as usize];
                 copy.read(&host.pool, 0, &mut bytes).map_err(ReadError::Io)?;
                 Ok(bytes)
             }),
-            false => fetch(disk, &host.pool, place, identity, closure),
+            None => fetch(disk, &host.pool, place, identity, closure),
         };
         match (fetched, place) {
             (Ok(bytes), Place::Both(_)) => {

@@ -439,7 +439,7 @@ impl World {
             return self.follow_input(of, Input::Fetched(visit, Err("nobody has it".to_owned())));
         };
         let FollowFetch { identity, closure, .. } = fetch;
-        let request = FetchRequest { group: group(), identity, closure, check: true };
+        let request = FetchRequest { group: group(), identity, closure, check: true, range: None };
         self.call(of, source, Request::Fetch(request), Purpose::FollowFetch(visit, fetch));
     }
 

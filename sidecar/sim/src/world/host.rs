@@ -16,7 +16,7 @@ use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Closure, Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_protocol::rpc::{INVENTORY_MAX, PullRequest};
+use tailwind_protocol::rpc::{FetchRequest, INVENTORY_MAX, PullRequest};
 
 use super::daemon::cost;
 use super::fabric::Key;
@@ -101,6 +101,8 @@ pub(crate) struct Host {
     pub(crate) lendings: BTreeMap<Slot, Lending>,
     /// What this process copies from others, and for others.
     pub(super) pulls: Pulls,
+    /// Fetches of which not the whole copy is wanted, nor checked.
+    pub(super) ranges: BTreeMap<RequestId, Range<u32>>,
     /// Slots whose present memory readers may read.
     pub(crate) shares: BTreeMap<Slot, Key>,
     /// Until then readers count as looking at its board.
@@ -186,6 +188,7 @@ impl Host {
             residents: BTreeMap::new(),
             lendings: BTreeMap::new(),
             pulls: Pulls::default(),
+            ranges: BTreeMap::new(),
             shares: BTreeMap::new(),
             keys: 0,
             kernel: 0,
@@ -432,6 +435,9 @@ impl World {
                 Some(HostEvent::Asked(id, request)) if self.is_filled_by_others(no, id, &request) => continue,
                 Some(HostEvent::Asked(id, request)) => {
                     self.checks.asked(&self.hosts[no.0], id, &request);
+                    if let Request::Fetch(FetchRequest { range: Some(range), .. }) = &request {
+                        self.hosts[no.0].ranges.insert(id, range.clone());
+                    }
                     Input::Request(id, request)
                 }
                 Some(HostEvent::Happened(input)) => input,

@@ -124,9 +124,10 @@ impl World {
                 return self.call(of, host, Ask::Pull(Box::new(request)), Purpose::Image(id));
             }
             Step::Fetch => match image.sources.pop() {
-                Some(source) => {
-                    (source, Request::Fetch(FetchRequest { group: group(), identity, closure, check: true }))
-                }
+                Some(source) => (
+                    source,
+                    Request::Fetch(FetchRequest { group: group(), identity, closure, check: true, range: None }),
+                ),
                 None => return self.end_image(of, id, Err(Failure::Unreachable("nobody can give it".to_owned()))),
             },
             Step::Connect => (image.host, Request::Connect(caller)),

@@ -70,6 +70,8 @@ pub(crate) enum About {
     Sync,
     /// That a condition of this request did not hold.
     Mismatch(u64),
+    /// What keys have that were got fresh.
+    Gets(u64),
 }
 
 /// A question of the app.
@@ -186,6 +188,7 @@ impl World {
             self.prepare_wire(lead);
             lead.log.turn(moment, &mut heard);
             self.tell_app(of, lead, heard);
+            self.turn_gets(of, lead);
             self.judge_index(lead);
             self.send_posted(lead);
             self.count_failures(lead);
@@ -340,6 +343,9 @@ impl World {
                 self.judge_sync(lead.epoch, last);
             }
             (About::Mismatch(number), Proof::Behind(_)) => self.judge_mismatch(of, lead, number),
+            (About::Gets(number), Proof::Behind(_)) => {
+                lead.table.as_mut().expect("of a table").getting.gets.proved(number);
+            }
             other => unreachable!("an answer to another question: {other:?}"),
         }
     }

@@ -347,7 +347,7 @@ impl World {
         if way != Way::Memory {
             self.rot_before_pull(source, identity.segment);
             let check = way == Way::CheckedFetch;
-            let fetch = FetchRequest { group: group(), identity, closure, check };
+            let fetch = FetchRequest { group: group(), identity, closure, check, range: None };
             let id = self.ask_daemon(source, Request::Fetch(fetch));
             self.hosts[source.0].pulls.served.insert(id, Served { to: no, life, pull, attempt, check });
             return;

@@ -70,6 +70,10 @@ impl Fabric for SimFabric {
         memory.end = fresh.end;
         memory.published.0.borrow_mut()[fresh.clone()].copy_from_slice(&memory.bytes[fresh]);
     }
+
+    fn published<R>(shared: &Published, read: impl FnOnce(&[u8]) -> R) -> R {
+        read(&shared.bytes())
+    }
 }
 
 /// A write that is to go out.

@@ -19,8 +19,10 @@ use tailwind_protocol::table::warm::Warm;
 use super::app::App;
 use super::candidate::Candidacy;
 use super::cleaning::CleanerFetch;
+
 use super::fabric::ChannelId;
 use super::follow::{Follow, FollowFetch, FollowNotice};
+use super::getting::RecordFetch;
 use super::image::{Image, ImageId};
 use super::lead::Lead;
 use super::network::{Answer, CallId, Silence};
@@ -99,6 +101,8 @@ pub(crate) enum Purpose {
     Read,
     /// A table's cleaner fetches a segment.
     Clean(Box<CleanerFetch>),
+    /// A get or a copy needs a record.
+    Record(Box<RecordFetch>),
     /// A standby asks whether enough members answer.
     Judge(Round, MemberId),
     FollowSurvey(Visit),
@@ -265,6 +269,7 @@ impl World {
             Purpose::Image(image) => self.on_image_answer(to, image, answer),
             Purpose::Read => self.on_read_answer(to, answer),
             Purpose::Clean(fetch) => self.on_cleaner_answer(to, *fetch, answer),
+            Purpose::Record(fetch) => self.on_record_answer(to, *fetch, answer),
             Purpose::Judge(round, member) => self.on_member_judged(to, round, member, answer),
             Purpose::FollowSurvey(visit) => self.on_follow_survey(to, visit, answer),
             Purpose::FollowFetch(visit, fetch) => self.on_follow_fetch(to, visit, fetch, answer),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use tailwind_primary::{Table, Unapplied};
+use tailwind_primary::{Applied, Given, Table, Unapplied};
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::recovery::Reference;
@@ -19,6 +19,7 @@ use tailwind_protocol::table::record::{Key, Revision, Value};
 use tailwind_protocol::table::request::{self, Apply, Expected, Written};
 
 use super::cleaning::Cleaning;
+use super::getting::Getting;
 use super::lead::{About, Lead};
 use super::queue::Micros;
 use super::scrub::has_sound;
@@ -46,6 +47,9 @@ pub(crate) struct TableLead {
     /// How many there have been.
     count: u64,
     pub(super) cleaning: Cleaning,
+    pub(super) getting: Getting,
+    /// Requests that have been answered or placed: so the one in front has a name.
+    done: u64,
 }
 
 /// A request of an app.
@@ -62,6 +66,14 @@ pub(crate) struct Request {
 struct Mismatched {
     request: Request,
     found: Mismatch,
+}
+
+impl TableLead {
+    /// The request in front has been placed, or has an answer.
+    fn pop(&mut self) -> Request {
+        self.done += 1;
+        self.requests.pop_front().expect("it was looked at")
+    }
 }
 
 impl TablePlan {
@@ -100,7 +112,10 @@ impl World {
         trace!(self, "the log folds into {}", counted(folded.index.keys()));
         let cleaning = Cleaning::new(plan.bounds(), reference, folded.unkeyed.map(|unkeyed| unkeyed.segment));
         let (requests, mismatches) = (VecDeque::new(), BTreeMap::new());
-        Some((Table::new(folded.index, plan.bounds()), TableLead { requests, mismatches, count: 0, cleaning }))
+        Some((
+            Table::new(folded.index, plan.bounds()),
+            TableLead { requests, mismatches, count: 0, cleaning, getting: Getting::default(), done: 0 },
+        ))
     }
 
     /// An app asks for this.
@@ -149,6 +164,10 @@ impl World {
             _ if self.load => Does::Put(Rc::from(self.queue.now().to_le_bytes())),
             0 => return Operation { key, does: Does::Require, only_if: Some(only_if.unwrap_or(now)) },
             1 | 2 => Does::Delete,
+            3 | 4 if plan.reads => {
+                let names = if self.random.one_in(3) { plan.names } else { plan.hot };
+                Does::Copy(Rc::from(format!("key/{}", self.random.below(names)).into_bytes()))
+            }
             _ => {
                 let large = self.random.one_in(plan.large_one_in);
                 let size = self.random.below(if large { VALUE_MAX } else { plan.value_max } + 1);
@@ -163,28 +182,44 @@ impl World {
 
     /// Places the oldest request that waits; false when there is none, or no room for it now.
     pub(super) fn place_request(&mut self, of: SidecarNo, lead: &mut Lead) -> bool {
+        let now = self.time(of);
         let Some(table) = &mut lead.table else { return false };
         let Some(request) = table.requests.front() else { return false };
-        let operations: Vec<request::Operation<'_>> = request.operations.iter().map(operation).collect();
+        let (asked, front) = (request.operations.clone(), table.done);
+        let operations: Vec<request::Operation<'_>> = asked.iter().map(operation).collect();
         let apply = Apply::new(&operations).expect("an app's request is well-formed");
         let (count, epoch) = (apply.write_count(), lead.epoch);
-        let size = apply.size(SIZE, |_| 0).expect("an app's request has room in a segment");
         let before = lead.log.primary().active();
-        let placed = match lead.log.apply((), &apply) {
+        if table.getting.copies.waits(front, now) {
+            return false;
+        }
+        let taken = table.getting.copies.take(front);
+        let given = taken.as_ref().map_or_else(Given::default, |taken| taken.given.clone());
+        let placed = match lead.log.apply((), &apply, &given) {
             Err(Unapplied::Later) => {
                 self.tally.waits += 1;
+                if let Some(taken) = taken {
+                    table.getting.copies.keep(front, taken);
+                }
                 return false;
+            }
+            Err(Unapplied::Sources) => {
+                let is_waiting = self.want_sources(of, lead, front, &apply, taken);
+                if !is_waiting && let Some(table) = &mut lead.table {
+                    table.pop();
+                }
+                return !is_waiting;
             }
             Err(Unapplied::Mismatch(_)) if !lead.log.may_ask_behind() => return false,
             Err(Unapplied::Mismatch(found)) => Err((found.operation, Revision::number(found.now))),
             Err(Unapplied::Full(full)) => {
-                let request = table.requests.pop_front().expect("it was looked at");
+                let request = table.pop();
                 return self.judge_full(lead, &request, full);
             }
             Err(Unapplied::TooLarge(why)) => panic!("an app's request has room in a segment: {why}"),
             Ok(placed) => Ok(placed),
         };
-        let request = table.requests.pop_front().expect("it was looked at");
+        let request = table.pop();
         self.checks.table_judged(epoch, &request.operations, placed.err());
         match placed {
             Err(found) => {
@@ -194,7 +229,7 @@ impl World {
                 table.mismatches.insert(table.count, Mismatched { request, found });
                 lead.log.ask_behind(super::lead::Question { asked, about: About::Mismatch(table.count) });
             }
-            Ok(placed) => {
+            Ok(Applied { placed, size }) => {
                 self.tally.applied += 1;
                 let (first, end) = (Lsn(placed.last.0 + 1 - u64::from(count)), placed.end);
                 let identity = lead.log.primary().active().expect("a request was placed in it");
@@ -222,6 +257,7 @@ impl World {
         for Operation { key, does, .. } in &request.operations {
             match does {
                 Does::Put(value) => drop(after.insert(key, size_in_log(key, value))),
+                Does::Copy(source) => drop(after.insert(key, size_in_log(key, &before[source].value))),
                 Does::Delete => drop(after.remove(&key[..])),
                 Does::Require => {}
             }
@@ -370,7 +406,8 @@ impl World {
 
 /// Everything is placed and acknowledged, the cleaner has nothing to do, and there is room for puts.
 fn rests(lead: &Lead) -> bool {
-    let at_rest = |table: &TableLead| table.requests.is_empty() && table.cleaning.rests();
+    let at_rest =
+        |table: &TableLead| table.requests.is_empty() && table.getting.gets.is_empty() && table.cleaning.rests();
     let has_room = |table: &Table| table.bounds().may_put(lead.machine().log_segments());
     let at_rest = lead.table.as_deref().is_some_and(at_rest) && lead.log.appends().len() == 0;
     at_rest && lead.log.table().is_some_and(has_room)
@@ -385,6 +422,7 @@ fn operation(operation: &Operation) -> request::Operation<'_> {
     let only_if = operation.only_if.map(Expected::from_number);
     let written = match &operation.does {
         Does::Put(value) => Written::Value(Value::new(value).expect("a value")),
+        Does::Copy(source) => Written::CopyOf(Key::new(source).expect("a key")),
         Does::Delete => Written::Nothing,
         Does::Require => {
             let expected = only_if.expect("a require has a condition");

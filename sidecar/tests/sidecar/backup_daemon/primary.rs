@@ -107,7 +107,21 @@ impl Primary {
         closure: Closure,
         check: bool,
     ) -> Result<Vec<u8>, CallError> {
-        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure, check };
+        self.send_fetch(FetchRequest { group: "db".parse().unwrap(), identity, closure, check, range: None }).await
+    }
+
+    pub(super) async fn fetch_range(
+        &self,
+        identity: SegmentIdentity,
+        closure: Closure,
+        check: bool,
+        range: Range<u32>,
+    ) -> Result<Vec<u8>, CallError> {
+        let range = Some(range);
+        self.send_fetch(FetchRequest { group: "db".parse().unwrap(), identity, closure, check, range }).await
+    }
+
+    async fn send_fetch(&self, request: FetchRequest) -> Result<Vec<u8>, CallError> {
         let mut bytes = Vec::new();
         self.client.fetch(&request, TIMEOUT, |piece| bytes.extend_from_slice(piece)).await?;
         Ok(bytes)

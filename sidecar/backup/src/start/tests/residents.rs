@@ -28,7 +28,7 @@ impl Process {
 
     fn place(&mut self, (identity, closure): (SegmentIdentity, Closure)) -> Place {
         let group = "g".parse().unwrap();
-        match self.ask(Request::Fetch(FetchRequest { group, identity, closure, check: true })) {
+        match self.ask(Request::Fetch(FetchRequest { group, identity, closure, check: true, range: None })) {
             Reply::Fetch(place, ..) => place,
             other => panic!("{other:?}"),
         }

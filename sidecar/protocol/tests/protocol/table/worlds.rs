@@ -92,6 +92,9 @@ mod planted_bugs {
                     Bug::MovesStayUnseen,
                     Bug::TrimBeforeSynced,
                     Bug::WarmIndexIsBelieved,
+                    Bug::FreshWithoutBarrier,
+                    Bug::RecordUnchecked,
+                    Bug::GetNotLookedAgain,
                 ];
                 let hunted = [&[$(Bug::$bug,)* Bug::DropsUnacked][..], &of_logs].concat();
                 assert!(Bug::ALL.into_iter().filter(|bug| bug.is_of_tables()).all(|bug| hunted.contains(&bug)));

@@ -24,6 +24,8 @@ pub(crate) type State = BTreeMap<Rc<[u8]>, Row>;
 #[derive(Clone, Debug)]
 pub(crate) enum Does {
     Put(Rc<[u8]>),
+    /// The value that this key has before the request; nothing is done if it is absent.
+    Copy(Rc<[u8]>),
     Delete,
     /// Nothing: its condition is all.
     Require,
@@ -42,7 +44,9 @@ pub(crate) struct Operation {
 pub(super) fn judge(before: &State, request: &[Operation]) -> Option<(u16, u64)> {
     (0..).zip(request).find_map(|(number, operation)| {
         let now = before.get(&operation.key).map_or(0, |row| row.revision);
-        operation.only_if.filter(|only_if| *only_if != now).map(|_| (number, now))
+        let lacks_source = matches!(&operation.does, Does::Copy(source) if !before.contains_key(source));
+        let mismatch = operation.only_if.filter(|only_if| *only_if != now).map(|_| (number, now));
+        mismatch.or(lacks_source.then_some((number, 0)))
     })
 }
 
@@ -51,7 +55,11 @@ pub(super) fn carry_out(before: &State, request: &[Operation], first: Lsn) -> (S
     let writes = || request.iter().filter(|operation| !matches!(operation.does, Does::Require));
     let (mut state, mut batch, count) = (before.clone(), Vec::new(), writes().count());
     for (nth, Operation { key, does, .. }) in writes().enumerate() {
-        let value = if let Does::Put(value) = does { Some(value) } else { None };
+        let value = match does {
+            Does::Put(value) => Some(value),
+            Does::Copy(source) => Some(&before[source].value),
+            Does::Delete | Does::Require => None,
+        };
         match value {
             Some(value) => {
                 let row = Row { value: Rc::clone(value), revision: first.0 + nth as u64 };

@@ -142,3 +142,42 @@ fn an_epoch_that_is_over_may_place_something_else() {
     checks.table_acked(Epoch(2), Lsn(4));
     checks.table_shows(Epoch(2), Lsn(4), &bytes("a"), Some(4), Some((4, SegmentId(2), FIRST)));
 }
+
+#[test]
+fn gets_are_judged_by_what_is_acknowledged() {
+    let checks = three_records();
+    let got = |key: &str, as_of, least, shown: Option<(u64, &str)>, no_value| {
+        let shown = shown.map(|(revision, value)| (revision, bytes(value)));
+        let judge = || checks.table_got(Epoch(1), &bytes(key), (Lsn(as_of), Lsn(least)), shown.as_ref(), no_value);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(judge)).is_ok()
+    };
+    assert!(got("a", 2, 0, Some((1, "x")), false) && got("a", 2, 2, Some((1, "")), true));
+    assert!(got("b", 2, 0, Some((2, "y")), false), "its delete is not acknowledged");
+    assert!(got("c", 2, 0, None, false) && got("a", 0, 0, None, false));
+    let wrong = [
+        got("a", 2, 0, Some((1, "y")), false),
+        got("a", 2, 0, Some((2, "x")), false),
+        got("a", 2, 0, Some((1, "x")), true),
+        got("a", 2, 0, None, false),
+        got("b", 2, 0, None, false),
+        got("c", 2, 0, Some((1, "x")), false),
+        got("a", 3, 0, Some((1, "x")), false),
+        got("a", 2, 3, Some((1, "x")), false),
+    ];
+    assert_eq!(wrong, [false; 8]);
+    checks.table_got_fresh(Epoch(1), 0, Lsn(2), Lsn(2));
+    let early = || checks.table_got_fresh(Epoch(1), 0, Lsn(2), Lsn(1));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(early)).is_err());
+}
+
+#[test]
+fn a_copy_takes_the_state_before_the_request() {
+    let mut checks = three_records();
+    let copy = |key: &str, source: &str| Operation { key: bytes(key), does: Does::Copy(bytes(source)), only_if: None };
+    let request = [put("a", "new", None), copy("c", "a")];
+    assert_eq!(checks.table_expects(Epoch(1), &request), None);
+    assert_eq!(checks.table_expects(Epoch(1), &[copy("c", "b")]), Some((0, 0)), "it is deleted");
+    checks.table_applied(identity(1, 1), Lsn(4), FIRST + 200, &request);
+    let state = checks.table_state(Epoch(1));
+    assert_eq!((&*state[&bytes("c")].value, state[&bytes("c")].revision), (&b"x"[..], 5));
+}
