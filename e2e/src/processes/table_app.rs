@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tailwind_client::blocking::{LocalTable, Table};
-use tailwind_client::{Applied, Apply, Error, Lsn, Options, Revision};
+use tailwind_client::{Applied, Apply, Error, Get, Lsn, Options, Revision};
 
 use super::app::is_outage;
 use super::observer::{Observer, TIMEOUT};
@@ -57,13 +57,15 @@ pub struct TableEnd {
     pub mismatches: u64,
     /// Requests whose answer it has missed.
     pub missed: u64,
+    /// Gets that were answered, each rightly.
+    pub gets: u64,
 }
 
 impl TableApp {
     /// Starts app number `number`.
     pub fn start(observer: Observer, number: u64, seed: u64, races: Arc<Races>) -> TableApp {
         let progress = Arc::new(AppCounters::default());
-        let end = TableEnd { content: Content::new(), last: Lsn(0), mismatches: 0, missed: 0 };
+        let end = TableEnd { content: Content::new(), last: Lsn(0), mismatches: 0, missed: 0, gets: 0 };
         let random = Random(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let told = Arc::clone(&progress);
         let mut app = App { observer, number, random, table: None, sequence: 0, end, races, told };
@@ -145,6 +147,9 @@ impl App {
         if self.sequence >= KEYS && self.random.below(8) == 0 {
             return self.race();
         }
+        if self.sequence >= KEYS && self.random.below(4) == 0 {
+            return self.look();
+        }
         let request = self.request();
         let give_up = Instant::now() + TIMEOUT;
         loop {
@@ -197,6 +202,17 @@ impl App {
                     None => apply.delete(&key),
                 };
                 request.writes.push((key, None));
+            } else if self.random.below(5) == 0 {
+                let source = self.key();
+                let copied = self.end.content.get(&source).map(|(_, value)| value.clone());
+                if copied.is_none() {
+                    request.mismatch.get_or_insert((request.operations, None));
+                }
+                request.apply = match condition {
+                    Some(revision) => apply.copy_if(&key, &source, revision),
+                    None => apply.copy(&key, &source),
+                };
+                request.writes.push((key, copied));
             } else {
                 let value = self.value();
                 request.apply = match condition {
@@ -285,6 +301,38 @@ impl App {
             match self.with_table(|table| table.apply(&question)) {
                 Ok(applied) => bail!("a condition that cannot hold did: {applied:?}"),
                 Err(Error::Mismatch { operation: 0, revision }) => return Ok(revision),
+                Err(error) => self.after_outage(error, give_up)?,
+            }
+        }
+    }
+
+    /// Gets one of its own keys, of which it knows what it has; or one that others change too.
+    fn look(&mut self) -> Result<()> {
+        let fresh = Get { fresh: true, ..Get::default() };
+        if self.random.below(4) == 0 {
+            let key = format!("raced/{}", self.random.below(RACED)).into_bytes();
+            let newest = self.races.newest(&key);
+            let revision = self.get(&key, &fresh)?.map(|(revision, _)| revision);
+            ensure!(revision >= newest, "a fresh get shows {revision:?}, and {newest:?} had been acknowledged");
+            self.races.tell(&key, revision);
+            return Ok(());
+        }
+        let (key, least) = (self.key(), Get { least: Some(self.end.last), ..Get::default() });
+        let get = if self.random.below(2) == 0 { fresh } else { least };
+        let found = self.get(&key, &get)?;
+        let right = self.end.content.get(&key);
+        ensure!(found.as_ref() == right, "key {} is got as {found:?}, not {right:?}", key.escape_ascii());
+        Ok(())
+    }
+
+    fn get(&mut self, key: &[u8], get: &Get) -> Result<Option<(Revision, Vec<u8>)>> {
+        let give_up = Instant::now() + TIMEOUT;
+        loop {
+            match self.with_table(|table| table.get_with(key, get)) {
+                Ok(entry) => {
+                    self.end.gets += 1;
+                    return Ok(entry.map(|entry| (entry.revision, entry.value.to_vec())));
+                }
                 Err(error) => self.after_outage(error, give_up)?,
             }
         }

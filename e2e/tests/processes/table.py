@@ -83,6 +83,12 @@ with Table(primary) as table:
     refused(WrongKind, lambda: table.client.append(b"x"))
     refused(WrongKind, lambda: table.client.trim(1))
     assert table.client.barrier().last == 5
+    assert table.get(b"out") == (b"4", 4) and table.get(b"never", fresh=True) is None
+    assert table.get(b"out", least=5, no_value=True) == (b"", 4)
+    assert table.copy(b"copied", b"out") == 6
+    assert table.get(b"copied", least=6) == (b"4", 6)
+    assert refused(Mismatch, lambda: table.copy(b"copied", b"never")).revision is None
+    assert table.delete(b"copied") == 7
 
     followers = [Follower(path) for path in (primary, standby)]
     for _ in range(3):
@@ -103,6 +109,13 @@ with Table(primary) as table:
         assert follower.told == expected
         follower.table.close()
 
+    # Most of what they have is in closed segments.
+    for key, entry in expected.items():
+        assert table.get(key) == entry
+        revision = table.copy(b"copied", key)
+        assert table.get(b"copied", fresh=True) == (entry.value, revision)
+    table.delete(b"copied")
+
     for start in range(0, 750, 250):
         request = Apply()
         for key in range(start, start + 250):
@@ -116,6 +129,7 @@ with Table(primary) as table:
     table.put(b"many/0", b"again")
 
 with Table(standby) as table:
+    assert refused(NotPrimary, lambda: table.get(b"k")).primary == "sidecar0"
     assert refused(NotPrimary, lambda: table.put(b"k", b"v")).primary == "sidecar0"
 
 print("ok")

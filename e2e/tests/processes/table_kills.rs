@@ -1,5 +1,5 @@
-//! Tables while processes are killed: what was acknowledged is there after failovers, conditions were judged rightly, and the log
-//! is within its memory at the end, though many times its size was written.
+//! Tables while processes are killed: what was acknowledged is there after failovers, also for gets and copies in between,
+//! conditions were judged rightly, and the log is within its memory at the end, though many times its size was written.
 //!
 //! Several apps change keys all the while, their own and some that they share.
 
@@ -88,6 +88,7 @@ impl Fixture {
         let last = ends.iter().map(|end| end.last).max().unwrap();
         let (mismatches, missed): (u64, u64) =
             ends.iter().fold((0, 0), |sums, end| (sums.0 + end.mismatches, sums.1 + end.missed));
+        let gets: u64 = ends.iter().map(|end| end.gets).sum();
         let content: Content = ends.into_iter().flat_map(|end| end.content).collect();
         let mut raced = 0;
         for index in 0..group.sidecars() {
@@ -100,7 +101,7 @@ impl Fixture {
             }
             assert_eq!(ours.len(), content.len(), "keys are missing at sidecar{index}");
         }
-        assert!(mismatches > 0 && raced > 0, "{mismatches} mismatches, {raced} races won");
+        assert!(mismatches > 0 && raced > 0 && gets > 0, "{mismatches} mismatches, {raced} races won, {gets} gets");
         assert!(bytes > 4 * MEMORY, "{bytes} bytes were written: too few to say anything of cleaning");
         let primary = group.wait_for_primary().unwrap();
         group
@@ -110,7 +111,7 @@ impl Fixture {
             })
             .unwrap();
         note(&format!(
-            "tables: {} KiB written, {mismatches} mismatches, {raced} races won, {missed} answers missed",
+            "tables: {} KiB written, {mismatches} mismatches, {raced} races won, {gets} gets, {missed} answers missed",
             bytes >> 10
         ));
         group.check_logs(&[&OUTAGE[..], &[UNACKNOWLEDGED]].concat()).unwrap();

@@ -5,13 +5,18 @@
 //! [`table_kills`](super::table_kills) kills what a table runs on.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
 use serde_json::Value;
 use tailwind_client::blocking::Table;
-use tailwind_client::{Apply, Error, Options, Revision};
+use tailwind_client::{Apply, Error, Get, Lsn, Options, Revision};
 use tailwind_e2e::context::TestContext;
+use tailwind_e2e::processes::damage;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
+use tailwind_e2e::processes::observer::TIMEOUT;
 use tailwind_e2e::processes::process::run_to_end;
 use tailwind_e2e::processes::steps::{OUTAGE, wait_for_standby};
 use tailwind_e2e::processes::table_app::{read_table, table};
@@ -166,6 +171,85 @@ fn a_standby_has_its_index_ready() {
         rest.split(|digit: char| !digit.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap()
     };
     assert!(field("segments=") >= 8 && field("read=") <= 3, "{line}");
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+/// A bit flips in a member's closed copy, on its disk. Each get and each copy begins with a member at random.
+#[test]
+fn gets_and_copies_pass_a_rotten_copy_by() {
+    let test = TestContext::start();
+    let mut setup = with_table(test.setup("shm").unwrap(), "1000");
+    // So that only gets meet the damage.
+    setup.backup_options.push(("--scrub-rate", "0".to_owned()));
+    let group = test.start_group(setup).unwrap();
+    let (mut table, value) = (connect(&group), b"this is going to rot".repeat(20));
+    let revision = table.put(b"first", &value).unwrap();
+    for number in 0..150 {
+        table.submit(Apply::new().put(&key(number), &[7; 1000])).unwrap();
+    }
+    table.client().flush().unwrap();
+    let at = |file: &PathBuf| fs::read(file).ok()?.windows(value.len()).position(|window| window == value);
+    let holds = |group: &Group| {
+        let closed = damage::closed(&group.flush_folder(0)).unwrap();
+        let found = closed.into_iter().find_map(|file| at(&file).map(|at| (file, at)))?;
+        (!damage::is_in_memory(&group.pool(0), &group.flush_folder(0))).then_some(found)
+    };
+    let (file, at) = group.wait_for("its segment to be on disk alone", holds).unwrap();
+    let good = fs::read(&file).unwrap();
+    damage::flip(&file, at as i64 + 5).unwrap();
+    let mut copies = 0;
+    let mut is_mended = |_: &Group| {
+        let entry = table.get(b"first").unwrap().unwrap();
+        assert_eq!((entry.revision, &*entry.value), (revision, &value[..]));
+        let made = table.copy(b"second", b"first").unwrap();
+        let entry = table.get_with(b"second", &Get { least: Some(made.lsn()), ..Get::default() }).unwrap().unwrap();
+        assert_eq!((entry.revision, &*entry.value), (made, &value[..]));
+        copies += 1;
+        fs::read(&file).is_ok_and(|bytes| bytes == good)
+    };
+    let give_up = Instant::now() + TIMEOUT;
+    while !is_mended(&group) {
+        assert!(Instant::now() < give_up, "nobody mends the copy");
+    }
+    let fresh = Get { fresh: true, no_value: true, ..Get::default() };
+    assert_eq!(
+        table.get_with(b"first", &fresh).unwrap().map(|entry| (entry.revision, entry.value.len())),
+        Some((revision, 0))
+    );
+    assert_eq!(table.get_with(b"third", &fresh).unwrap(), None);
+    assert!(copies > 0);
+    let corruption = [
+        "corrupt copy",
+        "error: closed segment is corrupt",
+        "closed segment is corrupt",
+        "a member has corrupt closed copies",
+    ];
+    group.check_logs(&[&OUTAGE[..], &corruption].concat()).unwrap();
+}
+
+#[test]
+fn gets_off_the_primary_are_refused() {
+    let (_test, group) = group_with_table("1000");
+    let primary = group.wait_for_primary().unwrap();
+    let mut standby = table(group.observer(), 1 - primary).unwrap();
+    assert!(matches!(standby.get(b"key"), Err(Error::NotPrimary { .. })));
+    let mut table = connect(&group);
+    let late = Get { least: Some(Lsn(1000)), ..Get::default() };
+    match table.get_with(b"key", &late) {
+        Err(Error::Retry { message, .. }) => assert!(message.contains("LSN 1000 is not acknowledged"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+    let revision = table.put(b"key", b"value").unwrap();
+    for index in [primary, 1 - primary] {
+        // Off the primary, what was acknowledged last may be missing for a moment.
+        let shows_it = |group: &Group| {
+            let mut command = Command::new(&group.setup().program);
+            command.args(["table", "get", "key"]).arg("--socket").arg(group.socket(index));
+            run_to_end(&mut command).unwrap().out == "value\n"
+        };
+        group.wait("the command to show the key", shows_it).unwrap();
+    }
+    assert_eq!(table.get(b"key").unwrap().map(|entry| entry.revision), Some(revision));
     group.check_logs(&OUTAGE).unwrap();
 }
 
