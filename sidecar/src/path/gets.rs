@@ -100,13 +100,12 @@ impl AppendLoop {
     /// Asks one question for all fresh gets that were taken since the last one. They are to see what was taken from connections
     /// that have ended, so those end first.
     pub(super) fn ask_for_gets(&mut self) {
-        let wants = |leading: &Leading| leading.gets.as_ref().is_some_and(Gets::want_proof);
-        if !matches!(&self.state, RoleState::Leading(leading) if wants(leading)) || self.close_dead().is_none() {
+        let RoleState::Leading(leading) = &mut self.state else { return };
+        let wants = leading.gets.as_ref().is_some_and(Gets::want_proof);
+        if !wants || !leading.is_ready() || !leading.log.may_ask_behind() || self.close_dead().is_none() {
             return;
         }
-        let RoleState::Leading(leading) = &mut self.state else { return };
-        if leading.is_ready()
-            && leading.log.may_ask_behind()
+        if let RoleState::Leading(leading) = &mut self.state
             && let Some(gets) = &mut leading.gets
         {
             leading.log.ask_behind(Asker::Gets(gets.ask()));

@@ -13,6 +13,7 @@ mod backup_daemon;
 mod daemon;
 mod ending;
 mod follow_command;
+mod gets;
 mod inventories;
 mod kind;
 mod measures;

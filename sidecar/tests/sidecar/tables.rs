@@ -11,7 +11,7 @@ use tailwind_protocol::socket::{
 use tailwind_protocol::table::record::{Key, KeyedRecord, Revision, Value};
 use tailwind_protocol::table::request::{Expected, Operation, Written};
 
-fn put<'a>(key: &'a str, value: &'a [u8]) -> Operation<'a> {
+pub(super) fn put<'a>(key: &'a str, value: &'a [u8]) -> Operation<'a> {
     let written = Written::Value(Value::new(value).unwrap());
     Operation::Write { key: Key::new(key.as_bytes()).unwrap(), written, only_if: None }
 }
@@ -30,17 +30,17 @@ fn require(key: &str, revision: u64) -> Operation<'_> {
 }
 
 /// Sends an `Apply` of these operations.
-fn apply(client: &mut Client, operations: &[Operation<'_>]) {
+pub(super) fn apply(client: &mut Client, operations: &[Operation<'_>]) {
     let mut bytes = Vec::new();
     operations.iter().for_each(|operation| put_operation(&mut bytes, operation));
     client.send(&[Request::Apply(Operations::new(operations.len() as u16, &bytes).unwrap())]);
 }
 
-fn mismatch(operation: u16, now: u64) -> String {
+pub(super) fn mismatch(operation: u16, now: u64) -> String {
     format!("Mismatch(Mismatch {{ operation: {operation}, now: {:?} }})", Revision::of(Lsn(now)))
 }
 
-fn table() -> LoopHarness {
+pub(super) fn table() -> LoopHarness {
     LoopHarness::of_table(SegmentSize::DEFAULT, 1000)
 }
 

@@ -22,7 +22,7 @@ use tailwind_fabric::{
 use tailwind_primary::Table;
 use tailwind_protocol::board::{self, BoardIdentity, Progress};
 use tailwind_protocol::config::{Durability, Time};
-use tailwind_protocol::ids::{BootId, Epoch, Lsn};
+use tailwind_protocol::ids::{BootId, Epoch, Lsn, Offset};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
@@ -263,6 +263,19 @@ impl LoopHarness {
                 FromTerm::Do(output) => return Some(output),
                 FromTerm::ChannelFailed(..) => {}
             }
+        }
+    }
+
+    /// Carries out what the machine wants in the first term, closes included, as members do.
+    pub fn carry_out(&mut self) {
+        while let Some(output) = self.wanted() {
+            match output {
+                Output::Prepare(_) | Output::Open(..) => self.execute(Writer(1), 0, output),
+                output => {
+                    output.done(Offset(0)).into_iter().for_each(|done| self.command(Command::Input(Epoch(1), done)));
+                }
+            }
+            self.settle();
         }
     }
 

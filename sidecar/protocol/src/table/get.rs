@@ -1,7 +1,7 @@
 //! The record that a get or a copy needs: where it is, and whether bytes that were brought are it.
 //!
 //! Named by the primary's log (`tailwind_primary`) from the index. Where the record is in a closed segment, its bytes come from a
-//! member and are not checked there: whoever brings them asks [`Wanted::value`] before anything is made of them.
+//! member and are not checked there: who brings them asks [`Wanted::value`] before anything is made of them.
 
 use std::ops::Range;
 
