@@ -20,6 +20,9 @@
 //!                                       48..60  zero
 //!                                       60..64  CRC-32 of line 0's 8..40, then of 0..60
 //! ```
+//! Line 2 is of a table's mirror: [`mirror`].
+
+pub mod mirror;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -32,13 +35,13 @@ use crate::layout::{FIRST_LSN_MAX, SEGMENT_MAX, SegmentSize};
 pub const LINE_SIZE: usize = 64;
 /// A line.
 pub type Line = [u8; LINE_SIZE];
-/// Bytes of a board's memory: one page. Two lines are in use.
+/// Bytes of a board's memory: one page. Three lines are in use.
 pub const BOARD_SIZE: u32 = 4096;
 /// Where the identity's line is.
 pub const IDENTITY_AT: u32 = 0;
 /// Where the progress line is.
 pub const PROGRESS_AT: u32 = LINE_SIZE as u32;
-/// Where both are: what a reader reads at once.
+/// Where both are: what a follower reads at once.
 pub const LINES: Range<u32> = IDENTITY_AT..PROGRESS_AT + LINE_SIZE as u32;
 
 /// First bytes of a board; the last one is the format's version.
@@ -46,7 +49,7 @@ const MAGIC: [u8; 8] = *b"TWBOARD1";
 /// Where a line's CRC is.
 const CRC_AT: usize = LINE_SIZE - 4;
 
-const _: () = assert!(LINES.end <= BOARD_SIZE && BOARD_SIZE.is_multiple_of(4096));
+const _: () = assert!(mirror::LINES_WITH_MIRROR.end <= BOARD_SIZE && BOARD_SIZE.is_multiple_of(4096));
 
 /// The log and epoch of a board; written once, before the first progress line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

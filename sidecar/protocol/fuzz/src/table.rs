@@ -1,6 +1,8 @@
 //! Bytes of a table that others may have written: payloads of keyed records, entries of a mirrored index, and operations.
 
-use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::board::mirror::MirrorLine;
+use tailwind_protocol::board::{BoardIdentity, LINE_SIZE, Line};
+use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{Operations, put_operation};
@@ -60,6 +62,30 @@ pub fn entry(data: &[u8]) {
         assert_eq!(present.word.publish(place).new_place(), Some(place));
         assert_eq!(present.word.publish(place).old_place(), present.word.new_place());
     }
+}
+
+/// Any bytes as the line of a mirror: what is believed is byte by byte what a primary would have written, and each bucket has a
+/// place in a part of the memory. Half of the inputs get a right CRC.
+pub fn line_2(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let mut line: Line = [0; LINE_SIZE];
+    let count = data.len().min(LINE_SIZE);
+    line[..count].copy_from_slice(&data[..count]);
+    let (log, generation) = (LogId(u128::from(*choice)), Generation(7));
+    let identity = BoardIdentity { log, epoch: Epoch(1), generation, segment_size: SegmentSize::DEFAULT };
+    if choice % 2 == 1 {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&identity.encode()[8..40]);
+        hasher.update(&line[..LINE_SIZE - 4]);
+        line[LINE_SIZE - 4..].copy_from_slice(&hasher.finalize().to_le_bytes());
+    }
+    let Ok(found) = MirrorLine::decode(&line, &identity) else { return };
+    let Some(mirror) = found else { return assert_eq!(line, [0; LINE_SIZE]) };
+    assert_eq!(mirror.encode(&identity), line);
+    let (size, last) = (mirror.part_size, mirror.buckets.number() - 1);
+    let (part, at) = size.bucket_at(last);
+    assert!(part + 1 == size.parts(mirror.buckets) && at + 256 <= size.bytes());
+    assert_eq!(u64::from(part) * u64::from(size.bytes()) + u64::from(at), u64::from(last) * 256);
 }
 
 /// Operations that were believed: written again they are the same bytes, and they make a request with a write.

@@ -5,7 +5,7 @@ mod backup;
 mod table;
 
 pub use backup::{backup_machine, http_body};
-pub use table::{entry, keyed_record};
+pub use table::{entry, keyed_record, line_2};
 
 use tailwind_protocol::board::{BoardIdentity, LINE_SIZE, Progress, decode};
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};

@@ -44,6 +44,11 @@ fn entry_seeds() {
 }
 
 #[test]
+fn line_2_seeds() {
+    run_seeds("line_2", targets::line_2);
+}
+
+#[test]
 fn socket_request_seeds() {
     run_seeds("socket_request", targets::socket_request);
 }
@@ -121,6 +126,22 @@ proptest! {
         plausible[12] &= 0x7f;
         plausible[27..29].fill(0);
         targets::entry(&plausible);
+    }
+
+    #[test]
+    fn line_2_at_random(data in vec(any::<u8>(), 0..70), buckets in 0..5_u8, size in 11..28_u32) {
+        targets::line_2(&data);
+        // Sealed, with a few buckets, a plausible size, and zeros.
+        let mut plausible = data;
+        plausible.resize(65, 7);
+        plausible[0] |= 1;
+        plausible[8] = 0;
+        plausible[25..29].copy_from_slice(&[buckets, 0, 0, 0]);
+        plausible[29..33].copy_from_slice(&(1_u32 << size).to_le_bytes());
+        plausible[33] %= 4;
+        plausible[34] = 1;
+        plausible[35..61].fill(0);
+        targets::line_2(&plausible);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod inventories;
 mod limits;
 mod log_bytes;
 mod logs;
+mod mirror_line;
 #[cfg(feature = "planted-bugs")]
 mod planted_log_bytes;
 mod primary_board;
