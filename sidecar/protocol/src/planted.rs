@@ -5,7 +5,7 @@
 
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident = $name:literal,)+) => {
-        /// What can be planted. S1 to S19 are the safety rules of `docs/protocol.md`.
+        /// What can be planted. S1 to S21 are the safety rules of `docs/protocol.md`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[$doc])+ $bug,)+
@@ -193,6 +193,14 @@ bugs! {
     RecordUnchecked = "record-unchecked",
     /// Primary's log: a get whose record has been fetched does not look its key up again. Breaks S20.
     GetNotLookedAgain = "get-not-looked-again",
+    /// Mirror: a round is published when its lines have been posted, not when they have landed. Breaks S21.
+    PublishedBeforeComplete = "published-before-complete",
+    /// Mirror: a round is published up to what was acknowledged after its lines were taken. Breaks S21.
+    RoundAfterBits = "round-after-bits",
+    /// Mirror: a board says that a mirror shows the index when it begins to be filled. Breaks S21.
+    FillingIsLive = "filling-is-live",
+    /// Mirror: the CRC of an entry is made of what was copied, torn or not. Breaks S21.
+    CrcMadeWhenPosted = "crc-made-when-posted",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

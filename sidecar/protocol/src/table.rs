@@ -8,16 +8,20 @@
 //! bytes of a put or a delete), [`hash`] and [`place`] (where a key belongs, and where a record is), [`entry`] and [`acked`] (what
 //! is acknowledged, in bytes that can be copied), [`index`] (both views of each key) with [`staged`] (what changes them), [`fold`]
 //! (the index of a log that is there) and [`warm`] (of one that a standby may lead), [`get`] (the record of a key that is read),
-//! [`bounds`], [`moves`] and [`cleaner`] (how a log stays short).
+//! [`bounds`], [`moves`] and [`cleaner`] (how a log stays short). Then how others read it: [`changed`] and [`mirror`] (the
+//! acknowledged view in members' memory).
 
 pub mod acked;
 pub mod bounds;
+pub mod changed;
 pub mod cleaner;
 pub mod entry;
 pub mod fold;
 pub mod get;
 pub mod hash;
 pub mod index;
+mod lines;
+pub mod mirror;
 pub mod moves;
 pub mod place;
 pub mod record;

@@ -64,8 +64,15 @@ macro_rules! hunts {
 
         #[test]
         fn every_planted_bug_has_a_test() {
-            // There are no mirrors here yet.
-            let elsewhere = [Bug::EntryWithoutCrc, Bug::TrimWithoutGrace];
+            // There are no mirrors here yet, and nobody who reads them: the worlds of the protocol's tests have both.
+            let elsewhere = [
+                Bug::EntryWithoutCrc,
+                Bug::TrimWithoutGrace,
+                Bug::PublishedBeforeComplete,
+                Bug::RoundAfterBits,
+                Bug::FillingIsLive,
+                Bug::CrcMadeWhenPosted,
+            ];
             let hunted = [$(Bug::$bug),*];
             assert!(Bug::ALL.iter().all(|bug| elsewhere.contains(bug) || hunted.contains(bug)));
         }

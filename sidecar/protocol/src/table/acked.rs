@@ -6,7 +6,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::entry::{ENTRY_SIZE, Entry, EntryBytes, Unsound};
+use crate::planted::{self, Bug};
+
+use super::entry::{ENTRY_SIZE, Entry, EntryBytes, Unsound, reseal};
 use super::hash::{Buckets, Fingerprint, HashKey};
 
 /// Words of an entry.
@@ -64,9 +66,21 @@ impl AckedView {
 
     /// A line's bytes. Of an entry that is being changed some may be old, and then it does not verify.
     pub fn line(&self, line: LineId) -> [u8; LINE_SIZE] {
+        self.line_while(line, || {})
+    }
+
+    /// The same for a model, in which something happens before each word is copied.
+    pub fn line_while(&self, line: LineId, mut happens: impl FnMut()) -> [u8; LINE_SIZE] {
         let mut out = [0; LINE_SIZE];
-        for (entry, bytes) in out.chunks_exact_mut(ENTRY_SIZE).enumerate() {
-            bytes.copy_from_slice(&self.bytes(EntryId(line.0 * LINE_ENTRIES + entry as u32)));
+        let first = (line.0 * LINE_ENTRIES) as usize * WORDS;
+        for (bytes, word) in out.chunks_exact_mut(8).zip(&self.words[first..]) {
+            happens();
+            bytes.copy_from_slice(&word.load(Ordering::Acquire).to_le_bytes());
+        }
+        if planted::has(Bug::CrcMadeWhenPosted) {
+            for entry in out.as_chunks_mut().0 {
+                reseal(entry, self.seed);
+            }
         }
         out
     }

@@ -6,6 +6,7 @@ mod exhaustive;
 mod fold;
 mod index;
 mod log;
+mod mirror;
 mod model;
 mod record;
 mod request;
