@@ -201,6 +201,14 @@ bugs! {
     FillingIsLive = "filling-is-live",
     /// Mirror: the CRC of an entry is made of what was copied, torn or not. Breaks S21.
     CrcMadeWhenPosted = "crc-made-when-posted",
+    /// Getter: a key is said to be absent as of what was asked for, published or not. Breaks S20.
+    AbsentWithoutPublished = "absent-without-published",
+    /// Getter: the key in a record is not compared with the one that was asked for. Breaks S20.
+    KeyUnchecked = "key-unchecked",
+    /// Getter: the revision of a record is not compared with its entry's. Breaks S20.
+    RevisionUnchecked = "revision-unchecked",
+    /// Getter: the value before the one that cannot be read is given as the key's. Breaks S20.
+    OlderAsNew = "older-as-new",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

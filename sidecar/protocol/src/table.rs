@@ -9,7 +9,7 @@
 //! is acknowledged, in bytes that can be copied), [`index`] (both views of each key) with [`staged`] (what changes them), [`fold`]
 //! (the index of a log that is there) and [`warm`] (of one that a standby may lead), [`get`] (the record of a key that is read),
 //! [`bounds`], [`moves`] and [`cleaner`] (how a log stays short). Then how others read it: [`changed`] and [`mirror`] (the
-//! acknowledged view in members' memory).
+//! acknowledged view in members' memory), [`getter`] (one key, out of there).
 
 pub mod acked;
 pub mod bounds;
@@ -18,6 +18,7 @@ pub mod cleaner;
 pub mod entry;
 pub mod fold;
 pub mod get;
+pub mod getter;
 pub mod hash;
 pub mod index;
 mod lines;

@@ -72,6 +72,10 @@ macro_rules! hunts {
                 Bug::RoundAfterBits,
                 Bug::FillingIsLive,
                 Bug::CrcMadeWhenPosted,
+                Bug::AbsentWithoutPublished,
+                Bug::KeyUnchecked,
+                Bug::RevisionUnchecked,
+                Bug::OlderAsNew,
             ];
             let hunted = [$(Bug::$bug),*];
             assert!(Bug::ALL.iter().all(|bug| elsewhere.contains(bug) || hunted.contains(bug)));

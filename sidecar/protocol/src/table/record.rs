@@ -91,6 +91,9 @@ pub struct Value<'a>(&'a [u8]);
 pub struct BadValue(pub usize);
 
 impl<'a> Value<'a> {
+    /// No bytes.
+    pub const EMPTY: Value<'static> = Value(&[]);
+
     /// Checks the length.
     pub fn new(bytes: &'a [u8]) -> Result<Value<'a>, BadValue> {
         if bytes.len() <= VALUE_SIZE_MAX { Ok(Value(bytes)) } else { Err(BadValue(bytes.len())) }

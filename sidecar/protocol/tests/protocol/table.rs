@@ -4,6 +4,7 @@ mod bytes;
 mod cleaner;
 mod exhaustive;
 mod fold;
+mod getter;
 mod index;
 mod log;
 mod mirror;
