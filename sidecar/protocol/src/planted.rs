@@ -47,6 +47,14 @@ impl Bug {
                 | Bug::FreshWithoutBarrier
                 | Bug::RecordUnchecked
                 | Bug::GetNotLookedAgain
+                | Bug::PublishedBeforeComplete
+                | Bug::RoundAfterBits
+                | Bug::FillingIsLive
+                | Bug::CrcMadeWhenPosted
+                | Bug::AbsentWithoutPublished
+                | Bug::KeyUnchecked
+                | Bug::RevisionUnchecked
+                | Bug::OlderAsNew
         )
     }
 }

@@ -9,6 +9,7 @@ mod index;
 mod log;
 mod mirror;
 mod model;
+mod readers;
 mod record;
 mod request;
 mod warm;

@@ -2,6 +2,7 @@
 //! beside it each record's payload for the judge.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize, record_size};
@@ -45,6 +46,11 @@ impl Segment {
 
     pub(super) fn room(&self) -> usize {
         self.writer.room()
+    }
+
+    /// These of its bytes.
+    pub(super) fn bytes(&self, range: Range<u32>) -> &[u8] {
+        &self.bytes[range.start as usize..range.end as usize]
     }
 
     /// Its records up to this one, as a scan of its bytes finds them.

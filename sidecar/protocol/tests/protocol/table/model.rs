@@ -21,6 +21,8 @@ pub(super) struct Model {
     pub(super) acked: State,
     /// What each append did, with its last record, oldest first.
     waiting: VecDeque<(u64, Changes)>,
+    /// Each key's acknowledged states, with the record that made it so; absent before the first one.
+    pub(super) history: BTreeMap<Vec<u8>, Vec<(u64, Option<Row>)>>,
 }
 
 fn change(state: &mut State, changes: &Changes) {
@@ -72,7 +74,10 @@ impl Model {
 
     /// Everything up to this record is acknowledged.
     pub(super) fn ack(&mut self, acked: u64) {
-        while let Some((_, changes)) = self.waiting.pop_front_if(|(last, _)| *last <= acked) {
+        while let Some((last, changes)) = self.waiting.pop_front_if(|(last, _)| *last <= acked) {
+            for (lsn, (key, row)) in (last + 1 - changes.len() as u64..).zip(&changes) {
+                self.history.entry(key.clone()).or_default().push((lsn, row.clone()));
+            }
             change(&mut self.acked, &changes);
         }
     }

@@ -9,6 +9,8 @@
 mod checks;
 mod cleaning;
 mod crash;
+mod judge;
+mod reading;
 mod scenes;
 
 use std::collections::BTreeMap;
@@ -24,6 +26,8 @@ use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Apply, Expected, Operation, Revisions, Written};
 use tailwind_protocol::table::staged::{Refused, Source};
+
+pub(super) use self::reading::GetTally;
 
 use self::checks::{check_full, entry};
 use super::log::{Log, SIZE};
@@ -97,6 +101,10 @@ pub(super) struct World {
     published: Option<u64>,
     mirror: BTreeMap<Vec<u8>, SegmentId>,
     named: BTreeMap<SegmentId, Time>,
+    /// All values have one size.
+    same_size: bool,
+    /// Mirrors in members' memory and a getter, instead of that mirror.
+    reading: Option<Box<reading::Reading>>,
     pub(super) tally: Tally,
 }
 
@@ -157,6 +165,8 @@ impl World {
             published,
             mirror: BTreeMap::new(),
             named: BTreeMap::new(),
+            same_size: false,
+            reading: None,
             tally: Tally::default(),
         }
     }
@@ -189,6 +199,7 @@ impl World {
     fn turn(&mut self) -> Result<(), String> {
         self.acknowledge(self.log.last())?;
         self.publish();
+        self.settle_mirrors()?;
         self.now = self.now.plus(GRACE_MS);
         self.progress()?;
         self.work()
@@ -209,7 +220,7 @@ impl World {
 
     fn progress(&mut self) -> Result<(), String> {
         // Here all that is acknowledged is on disk.
-        let (synced, published) = (Lsn(self.log.acked), self.published.map(Lsn));
+        let (synced, published) = (Lsn(self.log.acked), self.shown_by_mirrors());
         self.step(Input::Progress(Progress { synced, published, live_bytes: self.index.live_bytes() }))
     }
 
@@ -228,8 +239,9 @@ impl World {
 
     fn apply(&mut self) -> Result<(), String> {
         let count = self.random.pick(&[1, 1, 1, 2, 3, 6]);
+        let size = |random: &mut Random, most| if self.same_size { 30 } else { random.below(most) as usize };
         let values: Vec<Vec<u8>> =
-            (0..count).map(|_| vec![self.random.next() as u8; self.random.below(self.value_size) as usize]).collect();
+            (0..count).map(|_| vec![self.random.next() as u8; size(&mut self.random, self.value_size)]).collect();
         let names = std::mem::take(&mut self.names);
         let mut operations = Vec::new();
         for value in &values {
@@ -312,6 +324,7 @@ impl World {
         self.model.ack(acked);
         let mut changed = Vec::new();
         self.index.acked(Lsn(acked), |line| changed.push(line));
+        self.tell_mirrors(&changed, acked);
         for line in changed {
             let new = self.index.acked_view().line(line);
             let old = std::mem::replace(&mut self.lines[line.0 as usize], new);
@@ -338,10 +351,7 @@ impl World {
         let Some(published) = &mut self.published else { return };
         *published = self.log.acked;
         let end = self.log.open().id();
-        for (name, segment) in std::mem::take(&mut self.mirror) {
-            drop(name);
-            self.named.insert(segment, self.now);
-        }
+        self.named.extend(std::mem::take(&mut self.mirror).into_values().map(|segment| (segment, self.now)));
         for name in &self.names {
             let place = self.index.acknowledged(key(name)).and_then(|present| present.word.new_place());
             if let Some(at) = place.and_then(|place| self.index.window().position(place, end)) {

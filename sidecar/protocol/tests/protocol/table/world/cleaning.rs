@@ -74,6 +74,7 @@ impl World {
             unless(!self.mirror.values().any(|named| *named == id), || format!("S19: a mirror names segment {id}"))?;
             let since = self.named.get(&id).map(|named| self.now.0 - named.0);
             unless(since.is_none_or(|ms| ms >= GRACE_MS), || format!("S19: segment {id} was named {since:?} ms ago"))?;
+            self.check_trimmed(id)?;
             self.tally.trimmed += 1;
         }
         Ok(())

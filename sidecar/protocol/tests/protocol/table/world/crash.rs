@@ -45,6 +45,7 @@ impl World {
         self.published = self.published.map(|_| 0);
         self.mirror.clear();
         self.named.clear();
+        self.end_epoch();
         self.check_views(true)
     }
 
