@@ -89,11 +89,9 @@ impl Getter {
         let Stage::Record(reading) = &get.stage else { return };
         match reading.check(bytes, get.key()) {
             Checked::Value(revision, value) => {
-                // The record before may be the same value, where it was before it was moved.
-                let is_older = revision != reading.present.revision && !planted::has(Bug::OlderAsNew);
-                if is_older {
+                if !reading.is_new() && !planted::has(Bug::OlderAsNew) {
                     let value = if get.no_value { Value::EMPTY } else { value };
-                    return self.answer(at, Answer::Older(revision, value), turn);
+                    return self.answer(at, Answer::Older(value), turn);
                 }
                 let as_of = reading.as_of.max(revision.lsn());
                 self.answer_value(at, as_of, revision, value, turn);

@@ -58,8 +58,9 @@ pub enum Answer<'a> {
         /// Of a value.
         stale: bool,
     },
-    /// The key had this value some time before the one that no member can give. Later than nothing.
-    Older(Revision, Value<'a>),
+    /// The key had this value some time before the one that no member can give; or has it, if that record was only moved. Which
+    /// revision it had is not proved: no entry says it, and a record's CRC does not cover its LSN.
+    Older(Value<'a>),
     /// There is no answer within [`PATIENCE`](super::PATIENCE), or at any member; why, for people.
     Unavailable(&'a str),
 }

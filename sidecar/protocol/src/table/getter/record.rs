@@ -110,7 +110,8 @@ impl Reading {
     }
 
     /// Whether these bytes are the record: by type and length, by the payload's CRC, by revision and key. Key and revision prove
-    /// that it is this one, no matter what else has been in this memory.
+    /// that it is this one, no matter what else has been in this memory. Of the record before, whose revision no entry
+    /// has, only the key does: there it counts that a completed read is of its share.
     pub(super) fn check<'a>(&self, bytes: &'a [u8], key: Key<'_>) -> Checked<'a> {
         self.try_check(bytes, key).unwrap_or(Checked::Unsound)
     }

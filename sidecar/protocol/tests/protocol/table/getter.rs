@@ -65,7 +65,7 @@ fn described(answer: &Answer<'_>) -> String {
     match answer {
         Answer::Value { value, as_of, .. } => format!("{} as of {as_of}", text(value)),
         Answer::Absent { as_of, .. } => format!("absent as of {as_of}"),
-        Answer::Older(revision, value) => format!("older {} of {revision}", text(value)),
+        Answer::Older(value) => format!("older {}", text(value)),
         Answer::Unavailable(_) => "unavailable".to_owned(),
     }
 }
@@ -359,7 +359,7 @@ fn the_record_before_will_do_if_that_is_allowed() {
     let out = fixture.step(Input::Record(V2, G1, Some(&first[..32])));
     assert_eq!(out, [reads_record(G1, V2, 1)]);
     fixture.step(Input::Record(V2, G1, Some(&first)));
-    fixture.answered(&[(1, "older 1 of 1")]);
+    fixture.answered(&[(1, "older 1")]);
 }
 
 #[test]

@@ -74,6 +74,6 @@ mod planted_bugs {
         absent_without_published AbsentWithoutPublished breaks "S20: " in 0;
         key_unchecked KeyUnchecked breaks "S20: " in 1;
         revision_unchecked RevisionUnchecked breaks "S20: " in 2;
-        older_as_new OlderAsNew breaks "S20: " in 0;
+        older_as_new OlderAsNew breaks "S20: " in 4;
     }
 }

@@ -112,6 +112,8 @@ impl World {
         reading.gets += 1;
         let id = GetId(reading.gets);
         let wanted = if fresh { acked } else { least };
+        // No entry says which revision the record before has: foreign bytes could pass for it.
+        let older = older && !reading.nature.foreign;
         reading.asked.insert(id, Asked { name, connection, least: wanted });
         let (least, floor) = (Lsn(least), Lsn(0));
         self.step_getter(getter::Input::Get(Get {
@@ -132,7 +134,7 @@ impl World {
 pub(in super::super) enum Given {
     Value { revision: u64, value: Vec<u8>, as_of: u64 },
     Absent { as_of: u64 },
-    Older { revision: u64, value: Vec<u8> },
+    Older { value: Vec<u8> },
     Unavailable,
 }
 
@@ -143,9 +145,7 @@ impl Given {
                 Given::Value { revision: revision.lsn().0, value: value.as_bytes().to_vec(), as_of: as_of.0 }
             }
             Answer::Absent { as_of, .. } => Given::Absent { as_of: as_of.0 },
-            Answer::Older(revision, value) => {
-                Given::Older { revision: revision.lsn().0, value: value.as_bytes().to_vec() }
-            }
+            Answer::Older(value) => Given::Older { value: value.as_bytes().to_vec() },
             Answer::Unavailable(_) => Given::Unavailable,
         }
     }
