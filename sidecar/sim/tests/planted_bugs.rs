@@ -144,10 +144,10 @@ hunts! {
     move_without_recheck MoveWithoutRecheck after 6;
     move_renews_revision MoveRenewsRevision after 14;
     trim_before_moved TrimBeforeMoved after 39;
-    drops_unacked DropsUnacked after 1400;
+    drops_unacked DropsUnacked after 583;
     trim_before_synced TrimBeforeSynced after 294 under Memory;
     fold_ignores_deletes FoldIgnoresDeletes after 2;
-    warm_index_is_believed WarmIndexIsBelieved after 10;
+    warm_index_is_believed WarmIndexIsBelieved after 1857;
     mismatch_tells_unacked MismatchTellsUnacked after 1;
     mismatch_without_barrier MismatchWithoutBarrier after 214;
     puts_fill_reserve PutsFillReserve after 14;
