@@ -147,7 +147,7 @@ impl App {
         if self.sequence >= KEYS && self.random.below(8) == 0 {
             return self.race();
         }
-        if self.sequence >= KEYS && self.random.below(4) == 0 {
+        if self.sequence >= KEYS && self.random.below(16) == 0 {
             return self.look();
         }
         let request = self.request();
