@@ -30,7 +30,7 @@
 //!
 //! A released slot keeps its memory if the writer had finished with it, and is lent in place to that writer alone; for
 //! any other one there is a new file. So a revocation leaves such memory alone: what a revoked writer maps of it nobody
-//! reads, then or later. [Retained](Receiver::retain) memory is left alone too; whoever reads that checks every byte.
+//! reads, then or later. [Retained](Receiver::retain) memory is left alone too; its readers check every byte.
 //!
 //! 1. A post is over when it returns. A writer that has finished has no post under way: nothing is being copied to the
 //!    memory while it is cleared, or afterwards. A writer that has asked for the grant twice may have one, of the request before:

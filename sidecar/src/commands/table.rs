@@ -11,15 +11,13 @@ use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
 use tailwind_client::blocking::{Client, LocalTable, Table};
 use tailwind_client::{Apply, Change, Entry, Error, Get, Lsn, Revision, Role};
+use tailwind_protocol::table::record::VALUE_SIZE_MAX;
 
 use super::notice::Notice;
 use super::read::{LOOK_UP_EVERY, WRITE, is_abandoned};
 use super::target::{FIRST_OF_SOCKETS, Target, WAIT_FOR_ANY};
 use super::{counted, tell};
 use crate::options::number;
-
-/// Longest value, which may come from standard input.
-const VALUE_SIZE_MAX: u64 = 64 << 10;
 
 /// Put, get, delete, list or watch keys of a group that keeps a table.
 #[derive(Args, Clone, Debug)]
@@ -146,8 +144,8 @@ fn put(options: &PutOptions) -> anyhow::Result<()> {
 /// All of an input, if it may be a value.
 fn value_from(input: impl Read) -> anyhow::Result<Vec<u8>> {
     let mut value = Vec::new();
-    input.take(VALUE_SIZE_MAX + 1).read_to_end(&mut value).context("read the value from standard input")?;
-    ensure!(value.len() as u64 <= VALUE_SIZE_MAX, "standard input has more than the {VALUE_SIZE_MAX} bytes of a value");
+    input.take(VALUE_SIZE_MAX as u64 + 1).read_to_end(&mut value).context("read the value from standard input")?;
+    ensure!(value.len() <= VALUE_SIZE_MAX, "standard input has more than the {VALUE_SIZE_MAX} bytes of a value");
     Ok(value)
 }
 

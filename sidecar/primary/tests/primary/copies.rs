@@ -86,7 +86,7 @@ fn a_copy_from_a_closed_segment_needs_its_value() {
 }
 
 #[test]
-fn copies_that_no_segment_takes_are_refused_before_they_are_fetched() {
+fn copies_that_fit_no_segment_are_refused_unfetched() {
     let mut group = group(2);
     let large = vec![7; 3900];
     group.apply(1, &[put("large", &large, None)]).unwrap();

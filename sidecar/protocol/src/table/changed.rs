@@ -35,27 +35,33 @@ trait Word {
     fn add(&self, bits: u64) -> u64;
 }
 
-impl Word for AtomicU64 {
-    fn zero() -> AtomicU64 {
-        AtomicU64::new(0)
-    }
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            fn zero() -> $atomic {
+                <$atomic>::new(0)
+            }
 
-    fn get(&self) -> u64 {
-        self.load(Ordering::Acquire)
-    }
+            fn get(&self) -> u64 {
+                self.load(Ordering::Acquire)
+            }
 
-    fn put(&self, value: u64) {
-        self.store(value, Ordering::Release);
-    }
+            fn put(&self, value: u64) {
+                self.store(value, Ordering::Release);
+            }
 
-    fn take(&self) -> u64 {
-        self.swap(0, Ordering::AcqRel)
-    }
+            fn take(&self) -> u64 {
+                self.swap(0, Ordering::AcqRel)
+            }
 
-    fn add(&self, bits: u64) -> u64 {
-        self.fetch_or(bits, Ordering::AcqRel)
-    }
+            fn add(&self, bits: u64) -> u64 {
+                self.fetch_or(bits, Ordering::AcqRel)
+            }
+        }
+    };
 }
+
+word!(AtomicU64);
 
 /// The lines that have changed.
 #[derive(Debug)]
@@ -149,27 +155,7 @@ mod tests {
 
     use super::*;
 
-    impl Word for AtomicU64 {
-        fn zero() -> AtomicU64 {
-            AtomicU64::new(0)
-        }
-
-        fn get(&self) -> u64 {
-            self.load(Ordering::Acquire)
-        }
-
-        fn put(&self, value: u64) {
-            self.store(value, Ordering::Release);
-        }
-
-        fn take(&self) -> u64 {
-            self.swap(0, Ordering::AcqRel)
-        }
-
-        fn add(&self, bits: u64) -> u64 {
-            self.fetch_or(bits, Ordering::AcqRel)
-        }
-    }
+    word!(AtomicU64);
 
     /// Changes of these lines, one for each record, while the other thread takes twice: words of two bits, so three levels.
     fn takes_what_was_acked(lines: &'static [usize]) {

@@ -9,8 +9,8 @@
 //! was recovered from disk, or a promotion that did not win had closed a copy elsewhere; then the index is made from the log alone.
 //!
 //! Why the index that is kept is the fold of the recovered log (S18): what a key has depends on its last record only. Let *F* be
-//! the folded segments that the log still has, its first ones. A key with a record in *F* has what the last of these says, whatever
-//! was folded before. A key without one may still have what a trimmed segment says, where a cut has taken the record that replaced
+//! the folded segments that the log still has, its first ones. A key with a record in *F* has what the last of these says, no matter
+//! what was folded before. A key without one may still have what a trimmed segment says, where a cut has taken the record that replaced
 //! it: such keys are [removed](Index::forget_before). What remains is the fold of *F*, and the rest of the log is folded behind it.
 //!
 //! [`Index::forget_before`]: super::index::Index
