@@ -24,7 +24,7 @@ PROGRAMS = 3
 THREADS = 2
 # What takes longest begins first; by the names of cargo's targets.
 LONGEST = ["processes", "planted_bugs", "sidecar", "exhaustive"]
-THREADS_OF = {"processes": 4}
+THREADS_OF = {"processes": 6}
 # So many programs are named with the processor time that they took: where to look when the tests become slow.
 LONGEST_SHOWN = 12
 # Their threads poll for each other: beside programs that compute, each of a hundred thousand hand-overs waits for its turn, and

@@ -14,7 +14,7 @@ use crate::processes::process::program;
 use crate::workload::{Numbered, Random};
 
 /// Tests at once. A group has some eight processes; most of the time of most tests they wait for one another's deadlines.
-const TURNS: usize = 4;
+const TURNS: usize = 6;
 /// Longest record: some 400 records fill a segment of 64 KiB.
 const LENGTH_MAX: u64 = 200;
 
@@ -108,6 +108,13 @@ pub fn exclusive() -> MutexGuard<'static, ()> {
 /// Rounds of a random test: `TAILWIND_ROUNDS`, or else `default`.
 pub fn rounds(default: u64) -> u64 {
     number_from("TAILWIND_ROUNDS").unwrap_or(default)
+}
+
+/// Rounds of a test of which each is the same as the last one but for chance: as [`rounds`], but a third of them every day
+/// (`TAILWIND_EVERY_DAY`, which `./check` sets; it runs all of them by turns).
+pub fn repeats(default: u64) -> u64 {
+    let every_day = std::env::var_os("TAILWIND_EVERY_DAY").is_some();
+    rounds(if every_day { default.div_ceil(3) } else { default })
 }
 
 /// True when this user may do what only root may. Otherwise says so where `./check` finds it.

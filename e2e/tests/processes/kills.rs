@@ -10,7 +10,7 @@ use std::fs;
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Lsn};
-use tailwind_e2e::context::{TestContext, rounds};
+use tailwind_e2e::context::{TestContext, repeats};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
 use tailwind_e2e::processes::checker::compare;
@@ -111,7 +111,7 @@ impl Fixture {
 
     /// Again and again: lets the app append, injects a fault, and checks the log once the app has reached its mark.
     fn repeat(mut self, times: u64, mut fault: impl FnMut(&mut Fixture)) {
-        for _ in 0..rounds(times) {
+        for _ in 0..repeats(times) {
             let mark = self.go_on();
             fault(&mut self);
             self.check(mark);
@@ -150,7 +150,7 @@ impl Fixture {
 
     /// Again and again: kills two members at once, then starts each again by `restart`.
     fn kill_two(&mut self, times: u64, restart: fn(&mut Group, usize)) {
-        for _ in 0..rounds(times) {
+        for _ in 0..repeats(times) {
             let members = self.members();
             let mark = self.go_on();
             members[..2].iter().for_each(|victim| self.group.kill_backup(*victim).unwrap());
@@ -162,7 +162,7 @@ impl Fixture {
 
 fn primary_is_killed(fabric: &str) {
     let mut fixture = Fixture::start(fabric);
-    for _ in 0..rounds(20) {
+    for _ in 0..repeats(20) {
         let mark = fixture.go_on();
         let victim = fixture.group.wait_for_primary().unwrap();
         fixture.group.kill_sidecar(victim).unwrap();
@@ -175,7 +175,7 @@ fn primary_is_killed(fabric: &str) {
 
 fn backup_is_killed(fabric: &str) {
     let mut fixture = Fixture::start(fabric);
-    for _ in 0..rounds(20) {
+    for _ in 0..repeats(20) {
         let victim = fixture.members()[0];
         let mark = fixture.go_on();
         fixture.group.kill_backup(victim).unwrap();
@@ -213,7 +213,7 @@ fn replaced_backup_joins_under_load(fabric: &str) {
     let primary = fixture.group.wait_for_primary().unwrap();
     let version = |group: &Group| group.status(primary)["set_version"].as_u64();
     let mark = Cell::new(fixture.app.go_on(LOAD));
-    for _ in 0..rounds(2) {
+    for _ in 0..repeats(2) {
         let victim = fixture.members()[0];
         let before = version(&fixture.group).unwrap();
         fixture.group.replace_backup(victim).unwrap();
@@ -241,7 +241,7 @@ fn replaced_backup_joins_under_load(fabric: &str) {
 /// Both sidecars of a new group start at the same moment. One of them creates it, and the other does not depose it.
 fn new_group_keeps_its_first_primary(fabric: &str) {
     let test = TestContext::start();
-    for _ in 0..rounds(5) {
+    for _ in 0..repeats(5) {
         let mut group = Group::prepare(test.setup(fabric).unwrap()).unwrap();
         for index in 0..group.backups() {
             group.start_backup(index).unwrap();
@@ -265,7 +265,7 @@ fn all_processes_are_killed_at_once(fabric: &str) {
 
 fn backup_hangs(fabric: &str) {
     let mut fixture = Fixture::start(fabric);
-    for _ in 0..rounds(8) {
+    for _ in 0..repeats(8) {
         let hanging = Process::Backup(fixture.members()[0]);
         let mark = fixture.go_on();
         fixture.group.freeze(hanging).unwrap();
@@ -284,7 +284,7 @@ fn resumed_old_primary_cannot_acknowledge(fabric: &str) {
     let group = test.start_group(test.setup_with_default_timeouts(fabric).unwrap()).unwrap();
     let mut inputs = InputSequence::default();
     let mut end = 0;
-    for _ in 0..rounds(12) {
+    for _ in 0..repeats(12) {
         let old = group.wait_for_primary().unwrap();
         let new = 1 - old;
         let first = test.next_input();

@@ -3,7 +3,7 @@
 //! A server stands beside each sidecar, of a group that keeps a table of the least size, so that it is cleaned under them.
 
 use tailwind_client::blocking::Client;
-use tailwind_e2e::context::{TestContext, rounds};
+use tailwind_e2e::context::{TestContext, repeats};
 use tailwind_e2e::processes::group::{Group, Process};
 use tailwind_e2e::processes::kv::Servers;
 use tailwind_e2e::processes::resp::{RespClient, RespValue};
@@ -90,7 +90,7 @@ fn pods_are_killed_under_load(fabric: &str) {
     let mut servers = Servers::start(&group).unwrap();
     let mut counting = Counting::new();
     let mut moment = 0;
-    for _ in 0..rounds(8) {
+    for _ in 0..repeats(8) {
         let primary = group.wait_for_primary().unwrap();
         let mut connection = servers.wait_for_primary(primary).unwrap();
         counting.check(&mut connection);
