@@ -27,6 +27,8 @@ pub mod path {
     pub const CONNECT: &str = "/v1/connect";
     /// [`OpenRequest`](super::OpenRequest) → [`OpenReply`](super::OpenReply).
     pub const OPEN: &str = "/v1/open";
+    /// [`MirrorRequest`](super::MirrorRequest) → [`MirrorReply`](super::MirrorReply).
+    pub const MIRROR: &str = "/v1/mirror";
     /// [`CloseRequest`](super::CloseRequest) → [`Empty`](super::Empty).
     pub const CLOSE: &str = "/v1/close";
     /// [`FlushRequest`](super::FlushRequest) → [`FlushReply`](super::FlushReply).
@@ -153,6 +155,10 @@ fn no_grant<Grant>() -> Option<Grant> {
     None
 }
 
+fn no_grants<Grant>() -> Vec<Grant> {
+    Vec::new()
+}
+
 /// Prepare for one read channel. Readers belong to no epoch, and change nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReadConnectRequest<Offer> {
@@ -194,6 +200,9 @@ pub struct ShareRequest {
     pub reader: u64,
     /// Share the board, if one is lent.
     pub board: bool,
+    /// Share all parts of the mirror that are lent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mirror: bool,
     /// Share these segments, as far as they are in memory; at most [`SHARES_MAX`].
     pub segments: Vec<SegmentId>,
 }
@@ -206,6 +215,9 @@ pub struct ShareReply<Grant> {
     /// The board; `None` if it was not asked for, or none is lent.
     #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
     pub board: Option<Grant>,
+    /// The parts of the mirror, in their order; empty if they were not asked for, or none is lent.
+    #[serde(default = "no_grants", skip_serializing_if = "Vec::is_empty")]
+    pub mirror: Vec<Grant>,
     /// The segments that are in memory. The others are on disk, to be fetched, or not here.
     pub segments: Vec<SharedSegment<Grant>>,
 }
@@ -314,6 +326,26 @@ pub struct OpenReply<Grant> {
     /// For appends: the board, as in [`ConnectReply`].
     #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
     pub board: Option<Grant>,
+}
+
+/// Lend a part of the memory for a table's mirror, all zero, to the promised epoch. A repeated request returns the same lending.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MirrorRequest {
+    /// The caller.
+    pub caller: Caller,
+    /// Which part, from 0 on.
+    pub part: u32,
+}
+
+/// The part that is lent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MirrorReply<Grant> {
+    /// Parts that the backup has. A caller that needs more keeps no mirror there.
+    pub parts: u32,
+    /// Bytes of each.
+    pub part_size: u32,
+    /// The fabric's grant of this one; `None` if there are not so many.
+    pub grant: Option<Grant>,
 }
 
 /// The segment ends here; nothing more will be written to it.

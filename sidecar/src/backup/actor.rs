@@ -571,7 +571,7 @@ impl Running {
         for (slot, identity, closure) in daemon.machine().shareable(&request.segments)? {
             segments.extend(lent.share(slot)?.map(|grant| SharedSegment { identity, closure, grant }));
         }
-        Ok(ShareReply { promised, board, segments })
+        Ok(ShareReply { promised, board, mirror: Vec::new(), segments })
     }
 
     fn fill(&mut self, slot: Slot) -> Result<Filling, Refusal> {
@@ -805,6 +805,7 @@ mod tests {
                 log: LogId(1),
                 reader: 1,
                 board: true,
+                mirror: false,
                 segments: Vec::new(),
             };
             // Polled once, and dropped: the question is in the queue, and the caller is gone.

@@ -265,7 +265,8 @@ impl Puller {
         let peer = client.peer_ip().ok_or_else(|| Trouble::Failed("its address is not known".to_owned()))?;
         let connected = blocking(move || opening.connect(&reply.answer, peer)).await.and_then(worded);
         let channel = connected.map_err(Trouble::NoChannel)?;
-        let share = ShareRequest { group, log, reader: self.id.0, board: false, segments: vec![segment] };
+        let share =
+            ShareRequest { group, log, reader: self.id.0, board: false, mirror: false, segments: vec![segment] };
         let shared: ShareReply<ReadGrant> = ask(client, path::SHARE, &share).await?;
         let wanted = shared
             .segments

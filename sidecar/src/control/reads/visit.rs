@@ -282,7 +282,7 @@ impl VisitedMember {
 
     async fn share(&self, board: bool, segments: Vec<SegmentId>) -> Result<ShareReply<ReadGrant>, String> {
         let (group, log, reader) = (self.context.group.clone(), self.log, self.reader.0);
-        self.call(path::SHARE, &ShareRequest { group, log, reader, board, segments }).await
+        self.call(path::SHARE, &ShareRequest { group, log, reader, board, mirror: false, segments }).await
     }
 
     async fn call<Req, Rep>(&self, path: &str, request: &Req) -> Result<Rep, String>

@@ -109,7 +109,7 @@ impl<'a> Follower<'a> {
     async fn share_with(&self, board: bool, segments: &[u64]) -> Result<ShareReply<ReadGrant>, CallError> {
         let Caller { group, log, .. } = self.primary.caller();
         let segments = segments.iter().map(|segment| SegmentId(*segment)).collect();
-        let request = ShareRequest { group, log, reader: self.number, board, segments };
+        let request = ShareRequest { group, log, reader: self.number, board, mirror: false, segments };
         self.primary.client.call(path::SHARE, &request, TIMEOUT).await
     }
 
