@@ -19,7 +19,8 @@
 //! 3. **Barrier.** When [`Receiver::revoke_below`] returns, (a) no write of a revoked writer completes any more, (b) no
 //!    byte of a revoked writer lands any more in memory that [`Pool::read`](crate::Pool::read) shows, and (c) every
 //!    write that has completed is in that memory. It must not wait for the sender: a sender may be frozen in the middle
-//!    of a write. Slots that are [retained](Receiver::retain) are left out of (b).
+//!    of a write. Slots that are [retained](Receiver::retain) are left out of (b). So are side slots, of which no byte is copied:
+//!    but their shares have ended by then.
 //! 4. **Capability.** A sender reaches a slot only with a [`Grant`] that the receiver made for it, sent over the
 //!    control RPC. Anyone else who connects can neither write nor learn anything.
 //! 5. **Zero.** A slot is all zero when [`Receiver::lend`] returns, and stays unreachable for every earlier lending.

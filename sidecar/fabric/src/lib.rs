@@ -30,6 +30,6 @@ pub use contract::{Channel, Opening, POSTED_BYTES_MAX, Receiver, RemoteBuffer, S
 pub use error::{ChannelError, FabricError, ReadError};
 pub use mapping::SLOT_SIZE_MAX;
 pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
-pub use pool::{MappedFile, Pool, PoolError, SIDE_SLOT_SIZE};
+pub use pool::{MappedFile, Parts, Pool, PoolError, SIDE_SLOT_SIZE};
 pub use reading::{Admission, ReadChannel, ReadOpening, Readable, Reader, Sharer};
 pub use secret::Secret;

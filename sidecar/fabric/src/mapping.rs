@@ -200,12 +200,13 @@ impl Mapping {
         self.word(MARK_OFFSET).load(Ordering::SeqCst) == MARK
     }
 
-    /// True for the file of a slot of another size: a power of two, as all that backups are made with.
-    pub(crate) fn is_marked_elsewhere(file: &File, length: u64, slot_size: u32) -> bool {
-        let sizes = (FLAG_PAGE_SIZE.ilog2()..u32::BITS).map(|bits| 1_u64 << bits);
-        sizes.filter(|size| *size != u64::from(slot_size) && size + u64::from(FLAG_PAGE_SIZE) <= length).any(|size| {
+    /// The sizes of slots whose file this can be, by the mark; the largest first, since what is in a slot may look like a mark.
+    /// Powers of two, as all that backups are made with.
+    pub(crate) fn marked_sizes(file: &File, length: u64) -> impl Iterator<Item = u32> {
+        let sizes = (FLAG_PAGE_SIZE.ilog2()..u32::BITS).rev().map(|bits| 1_u32 << bits);
+        sizes.filter(move |size| u64::from(*size) + u64::from(FLAG_PAGE_SIZE) <= length).filter(|size| {
             let mut mark = [0; 8];
-            let read = file.read_exact_at(&mut mark, size + MARK_OFFSET as u64);
+            let read = file.read_exact_at(&mut mark, u64::from(*size) + MARK_OFFSET as u64);
             read.is_ok() && u64::from_ne_bytes(mark) == MARK
         })
     }

@@ -4,8 +4,7 @@
 //! receivers take fresh slots from it and freeze those of revoked writers. Not on the write path. Calls the file system
 //! (tmpfs or hugetlbfs, in production) and nothing else.
 //!
-//! Beside the slots there is one more, the *side slot*, of [`SIDE_SLOT_SIZE`] bytes and with a file `side.buf`. It is lent and
-//! shared like the others, but what is in it is worth nothing to the next process, which removes it.
+//! Beside the slots there are *side slots*: see `sides`.
 //!
 //! # A lending's memory is an inode
 //!
@@ -26,6 +25,7 @@
 mod error;
 mod folder;
 mod mapped_file;
+mod sides;
 
 use std::fs::File;
 use std::io;
@@ -43,15 +43,14 @@ use crate::message::SlotId;
 
 pub use error::PoolError;
 pub use mapped_file::MappedFile;
+pub use sides::{Parts, SIDE_SLOT_SIZE};
 
 use error::io_error;
-use folder::{SIDE_FILE, TEMPORARY, file_name, lock, private_folder, remove_if_present, tidy};
+use folder::{TEMPORARY, file_name, lock, private_folder, remove_if_present, tidy};
 
 /// Free slots that a pool needs beyond those that are missing: a fence holds a slot and its copy at the same time,
 /// and so does a lending of a slot that still has a file. One of each may be under way.
 const SPARE_SLOTS: u64 = 2;
-/// Bytes of the side slot.
-pub const SIDE_SLOT_SIZE: u32 = 4096;
 /// Bytes copied at a time when a slot is frozen.
 const COPY_SIZE: usize = 256 * 1024;
 
@@ -63,11 +62,13 @@ const COPY_SIZE: usize = 256 * 1024;
 #[derive(Debug)]
 pub struct Pool {
     folder: Folder,
+    slots: u32,
     slot_size: u32,
+    parts: Parts,
     /// Bytes of a block of the file system; a huge page on hugetlbfs.
     block: u64,
-    /// The side slot last. `None`: no file, so no memory; reads as zero.
-    slots: Vec<RwLock<Option<Inode>>>,
+    /// Of each slot; of the side slots last. `None`: no file, so no memory; reads as zero.
+    memory: Vec<RwLock<Option<Inode>>>,
     /// Set while a receiver lends from this pool.
     claimed: AtomicBool,
     /// Holds the lock against other processes until the pool is dropped.
@@ -102,6 +103,11 @@ impl Pool {
     /// Opens the pool in `dir`, which is created if its parent exists. Slots keep the bytes they had; slots without a
     /// file get their memory when they are lent.
     pub fn open(dir: impl AsRef<Path>, slots: u32, slot_size: u32) -> Result<Arc<Pool>, PoolError> {
+        Pool::open_with(dir, slots, slot_size, Parts::NONE)
+    }
+
+    /// The same, with side slots behind the first one. They get their memory when they are lent, if there is room for it then.
+    pub fn open_with(dir: impl AsRef<Path>, slots: u32, slot_size: u32, parts: Parts) -> Result<Arc<Pool>, PoolError> {
         let folder = private_folder(dir.as_ref())?;
         let dir = folder.path().to_owned();
         let config = |problem: String| PoolError::Config { dir: dir.clone(), problem };
@@ -110,43 +116,42 @@ impl Pool {
                 "{slots} slots of {slot_size} bytes: must be at least one slot, of a multiple of {FLAG_PAGE_SIZE} bytes"
             )));
         }
+        if let Some(problem) = parts.problem() {
+            return Err(config(problem));
+        }
         if dir.to_str().is_none() {
             return Err(config("the path must be UTF-8, because it travels in messages: rename the folder".into()));
         }
         let lock = lock(&folder)?;
         let space = statvfs(&dir).map_err(|errno| io_error("read the free space of", &dir)(errno.into()))?;
         let present = tidy(&folder, slots)?;
-        let mut pool = Pool {
+        sides::discard(&folder)?;
+        let pool = Pool {
             folder,
+            slots,
             slot_size,
+            parts,
             block: space.f_bsize.max(1),
-            slots: Vec::new(),
+            memory: (0..=slots + parts.count).map(|_| RwLock::default()).collect(),
             claimed: AtomicBool::new(false),
             _lock: lock,
         };
         let missing = u64::from(slots - present) + SPARE_SLOTS;
         pool.check_free(missing * pool.file_size(slot_size))?;
-        // With room for all, so that each has the number that it is opened by.
-        pool.slots.extend((0..=slots).map(|_| RwLock::default()));
-        for slot in (0..=slots).map(SlotId) {
+        for slot in (0..slots).map(SlotId) {
             *pool.exclusive(slot) = pool.open_existing(slot)?;
         }
         Ok(Arc::new(pool))
     }
 
-    /// How many slots there are, apart from the side slot.
+    /// How many slots there are, apart from side slots.
     pub fn slots(&self) -> u32 {
-        self.slots.len() as u32 - 1
+        self.slots
     }
 
-    /// Bytes of each slot, apart from the side slot.
+    /// Bytes of each slot, apart from side slots.
     pub fn slot_size(&self) -> u32 {
         self.slot_size
-    }
-
-    /// The side slot: after a restart without memory, until it is lent again.
-    pub fn side_slot(&self) -> SlotId {
-        SlotId(self.slots())
     }
 
     /// The file of `slot`. It exists while the slot has memory.
@@ -155,12 +160,16 @@ impl Pool {
     }
 
     fn name(&self, slot: SlotId) -> String {
-        if slot == self.side_slot() { SIDE_FILE.to_owned() } else { file_name(slot) }
+        if self.is_side(slot) { self.side_name(slot) } else { file_name(slot) }
     }
 
     /// Bytes of this slot.
     fn size(&self, slot: SlotId) -> u32 {
-        if slot == self.side_slot() { SIDE_SLOT_SIZE } else { self.slot_size }
+        match slot.cmp(&self.side_slot()) {
+            std::cmp::Ordering::Less => self.slot_size,
+            std::cmp::Ordering::Equal => SIDE_SLOT_SIZE,
+            std::cmp::Ordering::Greater => self.parts.size,
+        }
     }
 
     /// Bytes of a slot file: the slot and its flag page, in whole blocks.
@@ -221,6 +230,7 @@ impl Pool {
     /// A new file for a lending: allocated in full, so that no write can ever find the file system full and die of SIGBUS;
     /// all zero, because allocation zeroes.
     fn create(&self, slot: SlotId) -> Result<Inode, PoolError> {
+        self.check_free_for(slot)?;
         let slot_size = self.size(slot);
         self.make(slot, |file| {
             allocate(file, 0, self.file_size(slot_size))?;
@@ -291,7 +301,11 @@ impl Pool {
     fn remove(&self, slot: SlotId, current: &mut Option<Inode>) -> Result<(), PoolError> {
         let Some(old) = &*current else { return Ok(()) };
         old.withdraw();
-        self.folder.remove(&self.name(slot)).map_err(io_error("remove", &self.path(slot)))?;
+        match self.is_side(slot) {
+            // A file that somebody else has removed held nothing of value.
+            true => remove_if_present(&self.folder, &self.name(slot))?,
+            false => self.folder.remove(&self.name(slot)).map_err(io_error("remove", &self.path(slot)))?,
+        }
         self.retire(current.take());
         Ok(())
     }
@@ -301,8 +315,7 @@ impl Pool {
     /// cannot punch holes, the memory comes back with the last mapping.
     fn retire(&self, old: Option<Inode>) {
         if let Some(old) = old {
-            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = fallocate(&old.file, hole, 0, old.memory.slot_size().into());
+            punch(&old.file, old.memory.slot_size());
         }
     }
 
@@ -311,18 +324,13 @@ impl Pool {
         let file = match self.folder.open_file(&self.name(slot), OFlags::empty()) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // Even if something has its name now, it contains nothing of value.
-            Err(_) if slot == self.side_slot() => return Ok(None),
             Err(error) => return Err(io_error("open", &path)(error)),
         };
         let found = file.metadata().map_err(io_error("read the size of", &path))?.len();
         let (slot_size, expected) = (self.size(slot), self.file_size(self.size(slot)));
-        if found != expected && slot == self.side_slot() {
-            return Ok(None);
-        }
         if found != expected {
             // Made for slots of another size, or cut: what was in a file that was cut is gone.
-            return match Mapping::is_marked_elsewhere(&file, found, slot_size) {
+            return match Mapping::marked_sizes(&file, found).any(|size| size != slot_size) {
                 true => Err(PoolError::SlotSize { path, found, slot_size, expected }),
                 false => Ok(None),
             };
@@ -352,11 +360,11 @@ impl Pool {
     // A poisoned lock is taken all the same: between two statements a slot is never in a state that a reader could not
     // bear.
     fn shared(&self, slot: SlotId) -> RwLockReadGuard<'_, Option<Inode>> {
-        self.slots[slot.0 as usize].read().unwrap_or_else(PoisonError::into_inner)
+        self.memory[slot.0 as usize].read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn exclusive(&self, slot: SlotId) -> RwLockWriteGuard<'_, Option<Inode>> {
-        self.slots[slot.0 as usize].write().unwrap_or_else(PoisonError::into_inner)
+        self.memory[slot.0 as usize].write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -366,6 +374,12 @@ impl Inode {
         self.memory.end();
         self.memory.end_share();
     }
+}
+
+/// Takes the memory of a slot's bytes away, if the file system can. The flag page stays.
+fn punch(file: &File, slot_size: u32) {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let _ = fallocate(file, hole, 0, slot_size.into());
 }
 
 /// Gives these bytes of a file memory; what had none is zero.
@@ -387,6 +401,10 @@ impl Claim {
     /// Gives `slot` new memory, all zero and in place. What was in the slot is lost, and an earlier lending over.
     pub(crate) fn fresh(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
         let mut current = self.pool.exclusive(slot);
+        if self.pool.is_side(slot) {
+            // A part is large, and nobody needs what is in it: there is no need to have two at a time.
+            self.pool.remove(slot, &mut current)?;
+        }
         let new = self.pool.create(slot)?;
         let memory = Arc::clone(&new.memory);
         self.pool.replace(slot, &mut current, new)?;
@@ -411,11 +429,11 @@ impl Claim {
         self.pool.remove(slot, &mut self.pool.exclusive(slot))
     }
 
-    /// The same, but clears the memory and keeps it for [`Claim::renew`], if it was allocated in full. The caller guarantees
-    /// that no writer with an earlier grant is in the middle of a write or begins one.
+    /// The same, but clears the memory and keeps it for [`Claim::renew`], if it was allocated in full and is no side slot's. The
+    /// caller guarantees that no writer with an earlier grant is in the middle of a write or begins one.
     pub(crate) fn keep(&self, slot: SlotId) -> Result<(), PoolError> {
         let mut current = self.pool.exclusive(slot);
-        if current.as_ref().is_some_and(|inode| inode.sparse) {
+        if self.pool.is_side(slot) || current.as_ref().is_some_and(|inode| inode.sparse) {
             return self.pool.remove(slot, &mut current);
         }
         if let Some(inode) = &mut *current {
@@ -456,7 +474,7 @@ impl Claim {
     /// every such writer stops at once and not only when its turn to be copied comes. Ends what an earlier life has shared.
     pub(crate) fn freeze_lent(&self) -> Result<(), PoolError> {
         (0..self.pool.slots()).filter_map(|slot| self.memory(SlotId(slot))).for_each(|memory| memory.end_share());
-        self.release(self.pool.side_slot())?;
+        (self.pool.slots()..self.pool.all_slots()).try_for_each(|slot| self.release(SlotId(slot)))?;
         for slot in (0..self.pool.slots()).map(SlotId).filter(|slot| !self.pool.has(*slot)) {
             self.release(slot)?;
         }

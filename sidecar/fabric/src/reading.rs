@@ -16,7 +16,7 @@
 //! 10. **Only reading.** A [`ReadGrant`] gives no right to write. It names the present memory of one slot, not the slot:
 //!     when the slot is lent again or released, or another receiver takes the pool over, the share has ended, and no read
 //!     posted through it completes any more, although the memory may be the same. A revocation may end the shares of the
-//!     slots that it concerns. A channel whose read has failed is over.
+//!     slots that it concerns, and ends those of side slots. A channel whose read has failed is over.
 //!
 //! # How a read channel is opened
 //!
@@ -51,7 +51,7 @@ pub trait Sharer {
     /// [`READERS_MAX`] others.
     fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<Admission, FabricError>;
     /// Lets every admitted reader read the present memory of the slot, whether it is lent, ended or revoked. While the share
-    /// lasts, each call returns the same grant. `None` when the slot has no memory.
+    /// lasts, each call returns the same grant. `None` when the slot has no memory; a side slot also when it is not lent.
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError>;
     /// Ends the share of the slot, if there is one (promise 10).
     fn end_share(&mut self, slot: SlotId);

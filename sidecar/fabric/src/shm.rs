@@ -30,7 +30,9 @@
 //!
 //! A released slot keeps its memory if the writer had finished with it, and is lent in place to that writer alone; for
 //! any other one there is a new file. So a revocation leaves such memory alone: what a revoked writer maps of it nobody
-//! reads, then or later. [Retained](Receiver::retain) memory is left alone too; its readers check every byte.
+//! reads, then or later. [Retained](Receiver::retain) memory is left alone too; its readers check every byte. Of a side slot the
+//! revocation ends the share as well, and copies nothing: what a frozen writer still writes there completes nowhere, and nobody
+//! can read it.
 //!
 //! 1. A post is over when it returns. A writer that has finished has no post under way: nothing is being copied to the
 //!    memory while it is cleared, or afterwards. A writer that has asked for the grant twice may have one, of the request before:
@@ -121,7 +123,7 @@ struct ShmChannel {
 impl ShmReceiver {
     /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
     pub fn new(pool: Arc<Pool>) -> Result<ShmReceiver, FabricError> {
-        let slots = pool.side_slot().0 as usize + 1;
+        let slots = pool.all_slots() as usize;
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         Ok(ShmReceiver { pool, revoked_below: Writer(0), lendings: vec![None; slots], readers: Readers::default() })
@@ -215,6 +217,11 @@ impl Receiver for ShmReceiver {
         // All flags first: every revoked writer stops now, not only when its turn to be copied comes.
         for slot in &revoked {
             self.stop(*slot);
+        }
+        let (sides, revoked): (Vec<SlotId>, Vec<SlotId>) =
+            revoked.into_iter().partition(|slot| self.pool.pool().is_side(*slot));
+        for slot in sides {
+            self.end_share(slot);
         }
         for slot in revoked {
             self.pool.freeze(slot)?;

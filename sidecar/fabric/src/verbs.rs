@@ -21,7 +21,8 @@
 //!    queue pair: no packet for it is accepted afterwards, even one that is still on its way (promise 3b), and none is
 //!    acknowledged (3a).
 //! 4. Then it deregisters the writer's lendings. `ibv_dereg_mr(3)` returns when the card no longer uses their
-//!    translations, and the kernel unpins the pages behind it: what the card had accepted is in memory (3c).
+//!    translations, and the kernel unpins the pages behind it: what the card had accepted is in memory (3c). Where a side slot of
+//!    the writer is shared, that registration goes, too: a fence takes two of these calls for each part of a mirror that is read.
 //! 5. A queue pair that is being connected, on another thread, is not among those of step 3: it may be able to receive for a
 //!    while longer. No byte lands by it, because its domain has no registration left and gets none. An empty write names no
 //!    key, so it could complete; but nobody can address it. Its number and its first packet number leave the process only

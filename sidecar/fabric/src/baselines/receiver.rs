@@ -63,7 +63,7 @@ struct Connection {
 impl MessageReceiver {
     /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
     pub fn new(pool: Arc<Pool>, baseline: Baseline) -> Result<MessageReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1, Duration::ZERO));
+        let registry = Arc::new(Registry::new(pool.all_slots(), Duration::ZERO));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         Ok(MessageReceiver { baseline, registry, connections: Vec::new(), pool })
@@ -189,7 +189,7 @@ impl Receiver for MessageReceiver {
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
         // What has completed of writers that continue can be read afterwards, too (promise 2).
         self.drain();
-        self.stop(|held| held < writer, |registry| registry.revoke_below(writer))
+        self.stop(|held| held < writer, |registry| registry.revoke_below(writer).map(drop))
     }
 }
 

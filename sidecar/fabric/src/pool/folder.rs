@@ -17,8 +17,6 @@ use super::error::{ONE_BY_ONE, OWN_FOLDER, PoolError, io_error};
 const LOCK: &str = "lock";
 /// How long a process may take to die: it first unmaps and unpins its memory.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The side slot's file.
-pub(super) const SIDE_FILE: &str = "side.buf";
 /// Extension of a slot file that is being made.
 pub(super) const TEMPORARY: &str = "tmp";
 
@@ -162,7 +160,7 @@ pub(super) fn remove_if_present(folder: &Folder, name: &str) -> Result<(), PoolE
     folder.remove_if_present(name).map_err(io_error("remove", &folder.path().join(name)))
 }
 
-fn names(folder: &Folder) -> Result<Vec<OsString>, PoolError> {
+pub(super) fn names(folder: &Folder) -> Result<Vec<OsString>, PoolError> {
     folder.names().map_err(io_error("list", folder.path()))
 }
 

@@ -27,7 +27,7 @@ use rustix::fs::OFlags;
 
 use super::ShmReceiver;
 use crate::error::{FabricError, ReadError};
-use crate::mapping::{SHARE_OFFSET, check_slot_file};
+use crate::mapping::{Flag, SHARE_OFFSET, check_slot_file};
 use crate::message::{ChannelAnswer, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
 use crate::reading::{Admission, READS_MAX, ReadChannel, ReadOpening, Readable, Reader, Sharer, check_read};
 use crate::secret;
@@ -60,6 +60,9 @@ impl Sharer for ShmReceiver {
 
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {
         let Some(memory) = self.pool.memory(slot) else { return Ok(None) };
+        if self.pool.pool().is_side(slot) && memory.flag() != Flag::Lent {
+            return Ok(None);
+        }
         let key = match memory.share_key() {
             0 => secret::key().map_err(FabricError::io("draw a key"))?,
             key => key,

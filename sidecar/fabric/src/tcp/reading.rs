@@ -10,7 +10,8 @@
 //!    [`PIECE_SIZE`](super::PIECE_SIZE) bytes at most. It never waits for the network with that lock held.
 //! 2. The end of a share takes the memory out of it, under the same lock. So no byte is taken afterwards, and it waits for
 //!    no reader. The receiver ends the share before it lends the slot again, clears it or gives it up.
-//! 3. Shares and readers have tables and a lock of their own. A revocation touches neither: no reader can delay a fence.
+//! 3. Shares and readers have tables and a lock of their own. A revocation ends the shares of side slots, as in step 2, and touches
+//!    nothing else of them: no reader can delay a fence by more than one such copy for each.
 //! 4. Shares and lendings have different keys, in different tables, and a connection of one side is never served by the
 //!    thread of the other: its hello says which it is, and its secret is valid for that side only.
 
@@ -41,6 +42,9 @@ impl Sharer for TcpReceiver {
 
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {
         let Some(memory) = self.pool.memory(slot) else { return Ok(None) };
+        if self.pool.pool().is_side(slot) && !self.registry.is_lent(slot) {
+            return Ok(None);
+        }
         let length = memory.slot_size();
         let open = || -> io::Result<u64> {
             match self.shares.key(slot) {

@@ -23,7 +23,7 @@ use super::registry::{Registry, Serve};
 #[derive(Debug)]
 pub struct TcpReceiver {
     acceptor: Acceptor,
-    registry: Arc<Registry>,
+    pub(super) registry: Arc<Registry>,
     pub(super) shares: Arc<Shares>,
     pub(super) pool: Claim,
 }
@@ -48,7 +48,7 @@ impl TcpReceiver {
         serve: Serve,
         spin: Duration,
     ) -> Result<TcpReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1, spin));
+        let registry = Arc::new(Registry::new(pool.all_slots(), spin));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         let shares = Arc::new(Shares::new());
@@ -118,7 +118,10 @@ impl Receiver for TcpReceiver {
     }
 
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
-        self.registry.revoke_below(writer)
+        let ended = self.registry.revoke_below(writer)?;
+        // Of what is in a side slot nothing counts any more.
+        ended.into_iter().filter(|slot| self.pool.pool().is_side(*slot)).for_each(|slot| self.shares.end(slot));
+        Ok(())
     }
 
     fn sharer(&mut self) -> Option<&mut dyn Sharer> {

@@ -170,8 +170,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Revokes every writer below `writer`, for good. When it returns nothing of them runs any more.
-    pub(crate) fn revoke_below(&self, writer: Writer) -> Result<(), FabricError> {
+    /// True while `slot` is lent.
+    pub(crate) fn is_lent(&self, slot: SlotId) -> bool {
+        lock(&self.state).lendings[slot.0 as usize].is_some()
+    }
+
+    /// Revokes every writer below `writer`, for good. When it returns nothing of them runs any more. Returns the slots that were
+    /// lent to them.
+    pub(crate) fn revoke_below(&self, writer: Writer) -> Result<Vec<SlotId>, FabricError> {
         let mut state = lock(&self.state);
         state.revoked_below = state.revoked_below.max(writer);
         self.stop(state, |held| held < writer)
@@ -179,13 +185,19 @@ impl Registry {
 
     /// Ends all lendings and connections.
     pub(crate) fn close(&self) -> Result<(), FabricError> {
-        self.stop(lock(&self.state), |_| true)
+        self.stop(lock(&self.state), |_| true).map(drop)
     }
 
-    fn stop(&self, mut state: MutexGuard<'_, State>, is_over: impl Fn(Writer) -> bool) -> Result<(), FabricError> {
+    fn stop(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        is_over: impl Fn(Writer) -> bool,
+    ) -> Result<Vec<SlotId>, FabricError> {
         state.secrets.forget(&is_over);
-        let take = |lending: &mut Option<Arc<LentSlot>>| lending.take_if(|lending| is_over(lending.writer));
-        let lendings: Vec<Arc<LentSlot>> = state.lendings.iter_mut().filter_map(take).collect();
+        let slots = (0..).map(SlotId).zip(&mut state.lendings);
+        let (slots, lendings): (Vec<SlotId>, Vec<Arc<LentSlot>>) = slots
+            .filter_map(|(slot, lending)| Some((slot, lending.take_if(|lending| is_over(lending.writer))?)))
+            .unzip();
         let connections: Vec<Connection> = state.connections.extract_if(.., |open| is_over(open.writer)).collect();
         // The threads need the lock to end.
         drop(state);
@@ -202,7 +214,7 @@ impl Registry {
             let broken = |_| FabricError::io("stop a receiving thread")(io::Error::other("it had panicked"));
             connection.thread.join().map_err(broken)?;
         }
-        Ok(())
+        Ok(slots)
     }
 
     fn forget(&self, id: u64) {

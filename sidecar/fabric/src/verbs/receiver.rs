@@ -152,6 +152,11 @@ impl VerbsReceiver {
         }
     }
 
+    /// True while the slot is lent.
+    pub(super) fn is_lent(&self, slot: SlotId) -> bool {
+        self.writers.values().any(|rights| rights.lendings.contains_key(&slot))
+    }
+
     /// Ends the lending of a slot, to any writer.
     fn end(&mut self, slot: SlotId) -> io::Result<()> {
         for rights in self.writers.values_mut() {
@@ -266,8 +271,12 @@ impl Receiver for VerbsReceiver {
         let kept = self.writers.split_off(&writer);
         let revoked = std::mem::replace(&mut self.writers, kept);
         let (pairs, stuck) = self.pairs.take_below(writer);
+        let lent = revoked.values().flat_map(|rights| rights.lendings.keys().copied());
+        let sides: Vec<SlotId> = lent.filter(|slot| self.pool.pool().is_side(*slot)).collect();
         destroy(pairs, &self.completions)
             .and_then(|()| revoked.into_values().try_for_each(WriterRights::revoke))
+            // Of what is in a side slot nothing counts any more.
+            .and_then(|()| sides.into_iter().try_for_each(|slot| self.sharing.end(slot)))
             .map_err(FabricError::io("destroy the queue pairs and registrations of revoked writers"))?;
         // An earlier failure is one of this revocation, if the slot was theirs.
         match stuck {

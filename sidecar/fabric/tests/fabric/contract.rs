@@ -142,7 +142,8 @@ macro_rules! contract_suite {
                 lent_memory_is_zero
                 an_earlier_lending_reaches_no_byte_of_a_later_one
                 released_memory_is_lent_anew
-                the_side_slot_is_lent_like_the_others
+                side_slots_are_lent_like_the_others
+                side_slots_end_without_a_copy
                 kept_memory_is_out_of_reach_for_a_revoked_writer
                 a_grant_that_was_kept_back_opens_nothing_later
                 an_ended_lending_completes_no_write_and_keeps_its_bytes
@@ -192,6 +193,8 @@ macro_rules! reading_suite {
                 a_revocation_leaves_nothing_wrong_to_read
                 a_restart_ends_shares
                 frozen_readers_delay_nobody
+                shares_of_side_slots_end_at_a_revocation
+                frozen_readers_of_parts_delay_no_fence
                 a_read_grant_writes_nothing
                 a_write_grant_reads_nothing
                 readers_and_their_channels_are_bounded

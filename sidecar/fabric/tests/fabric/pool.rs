@@ -2,19 +2,22 @@
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use tailwind_fabric::shm::ShmReceiver;
+use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::TcpReceiver;
-use tailwind_fabric::{FabricError, Pool, PoolError, Receiver, SIDE_SLOT_SIZE, SlotId, Writer};
+use tailwind_fabric::{
+    ChannelAnswer, ChannelError, FabricError, Parts, Pool, PoolError, Receiver, SIDE_SLOT_SIZE, Sender, SlotId, Writer,
+};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
 /// The slot and its flag page.
 const FILE_SIZE: u64 = 64 * 1024 + 4096;
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
@@ -50,9 +53,9 @@ fn a_new_pool_is_private_and_reads_as_zero() {
     assert!(contents(&pool, 2) == vec![0; SLOT_SIZE as usize]);
 }
 
-/// Nothing in it is worth anything to the next process, so nothing in it can keep that from starting.
+/// Nothing in them is worth anything to the next process, so nothing in their place can keep that from starting.
 #[test]
-fn whatever_is_in_the_side_slots_place_is_replaced() {
+fn whatever_is_in_a_side_slots_place_is_replaced() {
     let spoil: [&dyn Fn(&Path); 4] = [
         &|file| fs::write(file, b"foreign").unwrap(),
         &|file| symlink("/etc/passwd", file).unwrap(),
@@ -61,17 +64,106 @@ fn whatever_is_in_the_side_slots_place_is_replaced() {
     ];
     for spoil in spoil {
         let dir = folder();
-        spoil(&dir.path().join("side.buf"));
-        let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
-        let side = pool.side_slot();
-        assert!(side == SlotId(1) && !pool.has(side));
+        for name in ["side.buf", "part-0000.buf", "part-0001.buf", "part-0002.buf"] {
+            spoil(&dir.path().join(name));
+        }
+        let pool = Pool::open_with(dir.path(), 1, SLOT_SIZE, PARTS).unwrap();
+        assert_eq!(part_files(dir.path()), [""; 0], "also of more than there are");
+        let parts = (0..PARTS.count).map(|nth| (pool.part(nth).unwrap(), PARTS.size));
+        let sides: Vec<_> = std::iter::once((pool.side_slot(), SIDE_SLOT_SIZE)).chain(parts).collect();
+        assert_eq!(sides.iter().map(|(side, _)| side.0).collect::<Vec<_>>(), [1, 2, 3]);
         let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
-        receiver.lend(Writer(1), side).unwrap();
-        let metadata = fs::symlink_metadata(pool.path(side)).unwrap();
-        assert!(metadata.is_file() && metadata.len() == 2 * 4096);
-        let mut bytes = [0xee; SIDE_SLOT_SIZE as usize];
-        pool.read(side, 0, &mut bytes).unwrap();
-        assert_eq!(bytes, [0; SIDE_SLOT_SIZE as usize]);
+        for (side, size) in sides {
+            assert!(!pool.has(side));
+            receiver.lend(Writer(1), side).unwrap();
+            let metadata = fs::symlink_metadata(pool.path(side)).unwrap();
+            assert!(metadata.is_file() && metadata.len() == u64::from(size) + 4096);
+            assert!(metadata.blocks() * 512 >= u64::from(size), "no later write can find the file system full");
+            let mut bytes = vec![0xee; size as usize];
+            pool.read(side, 0, &mut bytes).unwrap();
+            assert!(bytes == vec![0; size as usize]);
+        }
+    }
+}
+
+const PARTS: Parts = Parts { count: 2, size: 256 * 1024 };
+
+/// Files of parts in a folder.
+fn part_files(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut parts: Vec<String> = names.filter(|name| name.starts_with("part-")).collect();
+    parts.sort();
+    parts
+}
+
+/// The next process may have more parts, fewer, none, or others. A writer or reader of the one before has nothing in either case.
+#[test]
+fn parts_of_an_earlier_process_are_given_back() {
+    let others =
+        [PARTS, Parts { count: 3, ..PARTS }, Parts { count: 1, ..PARTS }, Parts::NONE, Parts { size: 8192, ..PARTS }];
+    for parts in others {
+        let dir = folder();
+        let mut receiver = ShmReceiver::new(Pool::open_with(dir.path(), 1, SLOT_SIZE, PARTS).unwrap()).unwrap();
+        let sender = ShmSender::default();
+        let mut stale = Vec::new();
+        for part in 0..PARTS.count {
+            let slot = SlotId(2 + part);
+            let remote = sender.attach(&receiver.lend(Writer(1), slot).unwrap()).unwrap();
+            let mut channel = sender.begin().unwrap().connect(&ChannelAnswer::Shm, LOCALHOST).unwrap();
+            channel.post_bytes(&remote, 0, b"TWBUFFER in the bytes").unwrap();
+            channel.post_bytes(&remote, 4096 + 16, b"TWBUFFER").unwrap();
+            assert!(receiver.sharer().unwrap().share(slot).unwrap().is_some());
+            let held = fs::File::open(dir.path().join(format!("part-000{part}.buf"))).unwrap();
+            stale.push((channel, remote, held));
+        }
+        drop(receiver);
+        let pool = Pool::open_with(dir.path(), 1, SLOT_SIZE, parts).unwrap();
+        assert_eq!((part_files(dir.path()), pool.parts()), (Vec::<String>::new(), parts));
+        for (channel, remote, held) in &mut stale {
+            assert_eq!(channel.post_bytes(remote, 0, b"late"), Err(ChannelError::Revoked));
+            let mut words = [0; 32];
+            held.read_exact_at(&mut words, PARTS.size.into()).unwrap();
+            assert_eq!((&words[..4], &words[24..]), (&[2, 0, 0, 0][..], &[0; 8][..]), "ended, and not shared");
+            assert!(held.metadata().unwrap().blocks() * 512 <= 2 * 4096, "all but the flag page and the late write");
+        }
+    }
+}
+
+/// What is lent to a writer that has been revoked is not copied, and gives its memory back when it is released.
+#[test]
+fn a_fence_with_a_hundred_parts_copies_none() {
+    let parts = Parts { count: 100, size: 64 * 1024 };
+    let dir = folder();
+    let pool = Pool::open_with(dir.path(), 1, SLOT_SIZE, parts).unwrap();
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    let sender = ShmSender::default();
+    let slots: Vec<SlotId> = (0..parts.count).map(|nth| pool.part(nth).unwrap()).collect();
+    let mut channel = sender.begin().unwrap().connect(&ChannelAnswer::Shm, LOCALHOST).unwrap();
+    let mut held = Vec::new();
+    for slot in &slots {
+        let remote = sender.attach(&receiver.lend(Writer(1), *slot).unwrap()).unwrap();
+        channel.post_bytes(&remote, 5000, b"an entry").unwrap();
+        assert!(receiver.sharer().unwrap().share(*slot).unwrap().is_some());
+        held.push((fs::File::open(pool.path(*slot)).unwrap(), remote));
+    }
+    receiver.revoke_below(Writer(2)).unwrap();
+    for (slot, (file, remote)) in slots.iter().zip(&held) {
+        let named = fs::metadata(pool.path(*slot)).unwrap();
+        assert_eq!(named.ino(), file.metadata().unwrap().ino(), "the same memory");
+        let mut late = sender.begin().unwrap().connect(&ChannelAnswer::Shm, LOCALHOST).unwrap();
+        assert_eq!(late.post_bytes(remote, 0, b"late"), Err(ChannelError::Revoked));
+        receiver.release(*slot).unwrap();
+        assert!(!pool.has(*slot) && !pool.path(*slot).exists());
+        assert!(file.metadata().unwrap().blocks() * 512 <= 4096, "all but the flag page");
+    }
+}
+
+#[test]
+fn impossible_parts_are_refused() {
+    let dir = folder();
+    for size in [0, 1000, 2048, 12 << 10, 128 << 20] {
+        let error = Pool::open_with(dir.path(), 1, SLOT_SIZE, Parts { count: 1, size }).unwrap_err().to_string();
+        assert!(error.contains("parts of") && error.contains("must be a power of two"), "{error}");
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tailwind_fabric::{
-    Channel, ChannelError, Pool, ReadChannel, ReadGrant, Readable, Reader, ReaderId, Receiver, RemoteBuffer, Sender,
-    SharedBuffer, Sharer, SlotId, Writer,
+    Channel, ChannelError, Parts, Pool, ReadChannel, ReadGrant, Readable, Reader, ReaderId, Receiver, RemoteBuffer,
+    SIDE_SLOT_SIZE, Sender, SharedBuffer, Sharer, SlotId, Writer,
 };
 use tempfile::TempDir;
 
@@ -23,6 +23,8 @@ use tempfile::TempDir;
 pub(crate) const SLOTS: u32 = 4;
 /// Four times what the tcp receiver takes from its socket at once.
 pub(crate) const SLOT_SIZE: u32 = 1 << 20;
+/// Side slots behind the first one. Larger than the slots.
+pub(crate) const PARTS: Parts = Parts { count: 2, size: 2 << 20 };
 /// Within this time everything that must happen has happened, on the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -72,7 +74,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(fabric: &Fabric) -> World {
         let dir = folder();
-        let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
+        let pool = Pool::open_with(dir.path().join("pool"), SLOTS, SLOT_SIZE, PARTS).unwrap();
         let (receiver, barrier_before_reads) = ((fabric.receiver)(Arc::clone(&pool)), fabric.barrier_before_reads);
         World { dir, receiver, sender: (fabric.sender)(), reader: (fabric.reader)(), pool, barrier_before_reads }
     }
@@ -82,7 +84,7 @@ impl World {
         let World { dir, pool, receiver, sender, reader, barrier_before_reads } = self;
         drop(receiver);
         drop(pool);
-        let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
+        let pool = Pool::open_with(dir.path().join("pool"), SLOTS, SLOT_SIZE, PARTS).unwrap();
         World { dir, receiver: (fabric.receiver)(Arc::clone(&pool)), sender, reader, pool, barrier_before_reads }
     }
 
@@ -126,6 +128,12 @@ impl World {
         writer.tail_mut().copy_from_slice(bytes);
         writer.publish(bytes.len() as u32);
         reader
+    }
+
+    /// The side slots, and how large each is.
+    pub(crate) fn side_slots(&self) -> Vec<(SlotId, u32)> {
+        let parts = (0..PARTS.count).map(|nth| (self.pool.part(nth).unwrap(), PARTS.size));
+        std::iter::once((self.pool.side_slot(), SIDE_SLOT_SIZE)).chain(parts).collect()
     }
 
     pub(crate) fn contents(&mut self, slot: u32) -> Vec<u8> {

@@ -114,6 +114,9 @@ impl Sharer for VerbsReceiver {
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {
         self.check_device()?;
         let Some(memory) = self.pool.memory(slot) else { return Ok(None) };
+        if self.pool.pool().is_side(slot) && !self.is_lent(slot) {
+            return Ok(None);
+        }
         let length = memory.slot_size();
         let share = || {
             if !self.sharing.shares.contains_key(&slot) {

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use tailwind_fabric::{FabricError, FabricKind, Offer, RemoteBuffer, SIDE_SLOT_SIZE, SlotId, Writer};
+use tailwind_fabric::{FabricError, FabricKind, Offer, RemoteBuffer, SlotId, Writer};
 
-use super::{Fabric, SLOT_SIZE, SLOTS, World, complete, failure, pattern};
+use super::{Fabric, PARTS, SLOT_SIZE, SLOTS, World, complete, failure, pattern};
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
@@ -86,36 +86,78 @@ pub(crate) fn released_memory_is_lent_anew(fabric: &Fabric) {
     }
 }
 
-/// Smaller than the others, and forgotten by the next process.
-pub(crate) fn the_side_slot_is_lent_like_the_others(fabric: &Fabric) {
+/// Of sizes of their own, and forgotten by the next process.
+pub(crate) fn side_slots_are_lent_like_the_others(fabric: &Fabric) {
     let mut world = World::new(fabric);
-    let side = world.pool.side_slot();
-    let contents = |world: &mut World| world.contents_of_size(side.0, SIDE_SLOT_SIZE);
     let neighbour = fill(&mut world, 1, SLOTS - 1);
-    for writer in 1..4 {
-        assert!(is_zero(&contents(&mut world)) && !world.pool.has(side));
-        let (mut channel, remote) = (world.channel(writer), world.lend(writer, side.0));
-        channel.post_bytes(&remote, SIDE_SLOT_SIZE - 3, &[7; 3]).unwrap();
-        channel.push();
-        complete(&mut *channel, 1);
-        assert_eq!(contents(&mut world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
-        world.receiver.revoke_below(Writer(writer + 1)).unwrap();
-        let local = world.local(&[9; 8]);
-        failure(&mut *channel, &remote, &local);
-        assert_eq!(contents(&mut world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
-        world.receiver.release(side).unwrap();
+    let mut writers = 1..;
+    for (side, size) in world.side_slots() {
+        for writer in writers.by_ref().take(3) {
+            assert!(is_zero(&world.contents_of_size(side.0, size)) && !world.pool.has(side));
+            let (mut channel, remote) = (world.channel(writer), world.lend(writer, side.0));
+            channel.post_bytes(&remote, size - 3, &[7; 3]).unwrap();
+            channel.push();
+            complete(&mut *channel, 1);
+            assert_eq!(world.contents_of_size(side.0, size)[size as usize - 4..], [0, 7, 7, 7]);
+            world.receiver.revoke_below(Writer(writer + 1)).unwrap();
+            let local = world.local(&[9; 8]);
+            failure(&mut *channel, &remote, &local);
+            assert_eq!(world.contents_of_size(side.0, size)[size as usize - 4..], [0, 7, 7, 7]);
+            world.receiver.release(side).unwrap();
+        }
     }
     drop(neighbour);
     assert!(world.contents(SLOTS - 1) == pattern(1));
+    assert_eq!(world.pool.part(PARTS.count), None, "there is no further one");
 
-    let (mut channel, stale) = (world.channel(9), world.lend(9, side.0));
+    let sides = world.side_slots();
+    let mut lent: Vec<_> = sides.iter().map(|(side, _)| (world.channel(20), world.lend(20, side.0))).collect();
     let local = world.local(&[9; 8]);
     let mut world = world.restart(fabric);
-    assert!(!world.pool.has(side), "what it says is of an earlier life");
-    let _ = channel.post(&stale, &local, 0..8);
-    failure(&mut *channel, &stale, &local);
-    world.lend(10, side.0);
-    assert!(is_zero(&contents(&mut world)));
+    for ((channel, stale), (side, size)) in lent.iter_mut().zip(sides) {
+        assert!(!world.pool.has(side) && !world.pool.path(side).exists(), "what it says is of an earlier life");
+        let _ = channel.post(stale, &local, 0..8);
+        failure(&mut **channel, stale, &local);
+        world.lend(21, side.0);
+        assert!(is_zero(&world.contents_of_size(side.0, size)));
+    }
+}
+
+/// They may be large, and a failover waits for a revocation.
+pub(crate) fn side_slots_end_without_a_copy(fabric: &Fabric) {
+    let mut world = World::new(fabric);
+    let sides = world.side_slots();
+    let mut lent: Vec<_> = sides.iter().map(|(side, _)| (world.channel(1), world.lend(1, side.0))).collect();
+    for (channel, remote) in &mut lent {
+        channel.post_bytes(remote, 100, &[7; 10]).unwrap();
+        channel.push();
+        complete(&mut **channel, 1);
+    }
+    let inodes = |world: &World| sides.iter().map(|(side, _)| inode(world, side.0)).collect::<Vec<_>>();
+    let before = inodes(&world);
+    for _ in 0..2 {
+        world.receiver.revoke_below(Writer(2)).unwrap();
+        assert_eq!(inodes(&world), before, "the same memory");
+    }
+    let local = world.local(&[9; 8]);
+    for ((channel, stale), (side, size)) in lent.iter_mut().zip(sides.clone()) {
+        failure(&mut **channel, stale, &local);
+        assert_eq!(world.contents_of_size(side.0, size)[99..111], [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+        // Its next user is alone with what he gets, whether it was released before or not.
+        let mut late = world.channel(2);
+        let new = world.lend(2, side.0);
+        let _ = late.post(stale, &local, 0..8);
+        failure(&mut *late, stale, &local);
+        assert!(is_zero(&world.contents_of_size(side.0, size)));
+        let mut channel = world.channel(2);
+        channel.post(&new, &local, 0..8).unwrap();
+        complete(&mut *channel, 1);
+    }
+    // Who is not revoked keeps what he has.
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    for (side, size) in sides {
+        assert_eq!(world.contents_of_size(side.0, size)[..9], [9, 9, 9, 9, 9, 9, 9, 9, 0]);
+    }
 }
 
 /// What a revoked writer once wrote to is lent to its successor, which must be alone with it.

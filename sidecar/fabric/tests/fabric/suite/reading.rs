@@ -13,7 +13,7 @@ use tailwind_fabric::{
     Writer,
 };
 
-use super::{DEADLINE, Fabric, SLOT_SIZE, World, complete, eventually, failure, pattern, promptly};
+use super::{DEADLINE, Fabric, PARTS, SLOT_SIZE, World, complete, eventually, failure, pattern, promptly};
 
 /// Reads a range of a slot to the start of the landing.
 fn fetch(channel: &mut dyn ReadChannel, from: &Readable, at: Range<u32>) -> Result<Vec<u8>, ReadError> {
@@ -305,6 +305,79 @@ pub(crate) fn frozen_readers_delay_nobody(fabric: &Fabric) {
         }
     }
     // The readers of the other half were not dismissed, and they take all the room that is left.
+    promptly(|| drop(world.receiver));
+}
+
+/// Nothing that is in them outlasts its writer's right, and nothing is copied.
+pub(crate) fn shares_of_side_slots_end_at_a_revocation(fabric: &Fabric) {
+    let mut world = World::new(fabric);
+    let sides: Vec<u32> = world.side_slots().into_iter().map(|(side, _)| side.0).collect();
+    let (later, earlier) = sides.split_last().unwrap();
+    fill(&mut world, 2, *later, &pattern(2)[..100]);
+    let (kept, mut keeps) = (world.share(*later), world.read_channel(7, 100));
+    let mut ended = Vec::new();
+    for side in earlier {
+        fill(&mut world, 1, *side, &pattern(1)[..100]);
+        let (grant, mut channel) = (world.read_grant(*side), world.read_channel(8, 100));
+        let shared = world.reader().attach(&grant).unwrap();
+        assert!(fetch(&mut *channel, &shared, 0..100).unwrap() == pattern(1)[..100]);
+        ended.push((grant, shared, channel));
+    }
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    for (side, (grant, shared, channel)) in earlier.iter().zip(&mut ended) {
+        is_over(&mut **channel, shared);
+        let mut late = world.read_channel(8, 100);
+        if let Ok(shared) = world.reader().attach(grant) {
+            is_over(&mut *late, &shared);
+        }
+        assert_eq!(world.sharer().share(SlotId(*side)).unwrap(), None, "its lending is over");
+        world.lend(2, *side);
+        let (again, mut reading) = (world.share(*side), world.read_channel(8, 100));
+        assert_eq!(fetch(&mut *reading, &again, 0..100).unwrap(), [0; 100]);
+    }
+    assert!(fetch(&mut *keeps, &kept, 0..100).unwrap() == pattern(2)[..100], "its writer is not revoked");
+    let mut world = world.restart(fabric);
+    is_over(&mut *keeps, &kept);
+    assert_eq!(world.sharer().share(SlotId(*later)).unwrap(), None);
+}
+
+/// Promise 9 for what is shared with many, and ended at a fence.
+pub(crate) fn frozen_readers_of_parts_delay_no_fence(fabric: &Fabric) {
+    const READERS: u64 = 16;
+    const SIZE: u32 = 64 * 1024;
+    let mut world = World::new(fabric);
+    let parts: Vec<u32> = (0..PARTS.count).map(|nth| world.pool.part(nth).unwrap().0).collect();
+    parts.iter().for_each(|part| fill(&mut world, 1, *part, &pattern(1)));
+    let shared: Vec<_> = parts.iter().map(|part| world.share(*part)).collect();
+    let mut frozen: Vec<_> = (0..READERS).map(|reader| world.read_channel(reader, READS_MAX as u32 * SIZE)).collect();
+    for channel in &mut frozen {
+        for read in 0..READS_MAX as u32 {
+            let _ = channel.read(&shared[(read % PARTS.count) as usize], read * 100..read * 100 + SIZE, read * SIZE);
+        }
+    }
+    promptly(|| {
+        world.receiver.revoke_below(Writer(2)).unwrap();
+        for part in &parts {
+            assert_eq!(world.sharer().share(SlotId(*part)).unwrap(), None);
+            world.receiver.release(SlotId(*part)).unwrap();
+            fill(&mut world, 2, *part, &pattern(2));
+        }
+    });
+    // Those that wake find the beginning of what they asked for, or nothing; and none of it is of the next writer's.
+    for mut channel in frozen {
+        let mut completed = 0;
+        eventually("it knows", || match channel.poll() {
+            Ok(count) => {
+                completed += count;
+                completed == READS_MAX as u32
+            }
+            Err(_) => true,
+        });
+        for read in 0..completed {
+            let landed = channel.landed(read * SIZE..(read + 1) * SIZE);
+            assert!(landed == &pattern(1)[read as usize * 100..read as usize * 100 + SIZE as usize]);
+        }
+    }
     promptly(|| drop(world.receiver));
 }
 
