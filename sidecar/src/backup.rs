@@ -4,9 +4,9 @@
 //! `room` (waits for memory where there is none), `bandwidth`, `flush_bound` (how much the disk may hold), `memory_bound` (how
 //! many segments the memory has room for), `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies
 //! segments from other backups), `residents` (reads segments
-//! back into memory), `quarantine` (what is set aside), `other_files` (what else fills the folder), `routes`,
-//! `sending`, `heartbeats` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried
-//! out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
+//! back into memory), `mirror` (lends memory for a table's), `quarantine` (what is set aside), `other_files` (what else fills the
+//! folder), `routes`, `sending`, `heartbeats` and `status` (what others see). What is decided is decided by
+//! [`tailwind_protocol::backup`], carried out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
 mod bandwidth;
@@ -15,6 +15,7 @@ mod flusher;
 mod heartbeats;
 mod memory;
 mod memory_bound;
+mod mirror;
 pub mod options;
 mod other_files;
 mod pull;
@@ -88,6 +89,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         pool,
         buffers,
         resident,
+        mirror,
         segment_size,
         flush_dir,
         flush_bandwidth,
@@ -101,6 +103,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let name = own_name(name)?;
     let residents = residents::count(resident, segment_size)?;
     let buffers = residents::beside(buffers, residents)?;
+    let parts = mirror::parts(mirror, segment_size)?;
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
@@ -128,7 +131,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let (config, dir, rdma_options, tls) = (home.clone(), flush_dir.clone(), rdma.clone(), access.tls().cloned());
     let begin = move || {
         let folder = OsFolder::open(&dir)?;
-        let mut memory = PoolMemory::new(config.pool.clone(), buffers, segment_size);
+        let mut memory = PoolMemory::new(config.pool.clone(), buffers, segment_size).with_parts(parts);
         let started = start(&config, Box::new(folder), &mut memory, fresh)?;
         let pool = Arc::clone(memory.pool()?);
         let receiver = crate::fabric::receiver(fabric, &rdma_options, &pool, &data, address, own_ip, tls.as_ref())?;
@@ -162,7 +165,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let (bound, other_bytes) = signals.step(look).await?;
     started.found.other_bytes = other_bytes;
     // A segment that is being loaded is in memory twice.
-    let memory_bound = memory_bound(&home.pool, buffers + u32::from(residents > 0), segment_size)
+    let memory_bound = memory_bound(&home.pool, buffers + u32::from(residents > 0), segment_size, parts)
         .with_context(|| format!("look at pool folder {}", home.pool.display()))?;
     let limits = Limits {
         slots: buffers,
@@ -204,6 +207,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         tls: access.tls().is_some(),
         buffers,
         buffer_bytes: segment_size.bytes(),
+        mirror_parts: parts.count,
+        mirror_part_bytes: parts.size,
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
         flush_bound: bound,

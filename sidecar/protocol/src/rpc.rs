@@ -215,7 +215,7 @@ pub struct ShareReply<Grant> {
     /// The board; `None` if it was not asked for, or none is lent.
     #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
     pub board: Option<Grant>,
-    /// The parts of the mirror, in their order; empty if they were not asked for, or none is lent.
+    /// The parts of the mirror, in their order, up to the first that is not lent; empty if they were not asked for.
     #[serde(default = "no_grants", skip_serializing_if = "Vec::is_empty")]
     pub mirror: Vec<Grant>,
     /// The segments that are in memory. The others are on disk, to be fetched, or not here.
@@ -337,6 +337,9 @@ pub struct MirrorRequest {
     pub part: u32,
 }
 
+/// Parts that a backup has at most.
+pub const PARTS_MAX: u32 = 128;
+
 /// The part that is lent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MirrorReply<Grant> {
@@ -344,7 +347,7 @@ pub struct MirrorReply<Grant> {
     pub parts: u32,
     /// Bytes of each.
     pub part_size: u32,
-    /// The fabric's grant of this one; `None` if there are not so many.
+    /// The fabric's grant of this one; `None` if there are not so many, or no memory for it just now.
     pub grant: Option<Grant>,
 }
 

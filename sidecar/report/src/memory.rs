@@ -45,6 +45,11 @@ pub const fn pool(buffers: u64, buffer_size: u64, block: u64) -> u64 {
     (buffers + SPARE_BUFFERS) * file + buffers * TABLE_ROW_BYTES + POOL_SLACK_BYTES
 }
 
+/// Bytes that so many parts of a mirror add to a pool.
+pub const fn mirror(parts: u64, part_size: u64, block: u64) -> u64 {
+    parts * (part_size + FLAG_PAGE_BYTES).next_multiple_of(block)
+}
+
 /// Bytes beside the pool for so many segments of this size: 224 MiB by default for the longest log, of which 72 MiB are for its
 /// segments.
 pub const fn beside_pool(segments: u64, segment_size: u64) -> u64 {

@@ -17,7 +17,8 @@ use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::pull::filled_by_others;
 use tailwind_protocol::rpc::{
-    CopyReport, Inventory, PullRequest, Purpose, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
+    CopyReport, Inventory, MirrorReply, MirrorRequest, PullRequest, Purpose, ReadConnectRequest, Refusal, SHARES_MAX,
+    ShareReply, ShareRequest, SharedSegment,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::error;
@@ -34,6 +35,8 @@ const REQUESTS_MAX: usize = 256;
 const QUESTIONS_MAX: usize = 64;
 /// How often failed flushes are tried again.
 const TICK: Duration = Duration::from_secs(1);
+/// How long nobody asks for anything before the memory of a part is given back that a fence has ended.
+const FREE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request, and what the fabric needs beside it.
 #[derive(Debug)]
@@ -84,6 +87,8 @@ pub(super) struct ActorStatus {
     pub(super) counts: Counts,
     #[serde(flatten)]
     pub(super) tallies: DaemonCounters,
+    /// Parts of a mirror that are lent.
+    pub(super) mirror_parts_lent: u32,
     /// What this backup must hold and does not, or doubts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) damage: Vec<String>,
@@ -108,7 +113,9 @@ enum ActorMessage {
     GiveUpReader(ReaderId, Instant),
     AdmitPull(Box<PullRequest>, Answer<Result<bool, Refusal>>),
     GiveUp(Filling, Answer<()>),
+    Mirror(MirrorRequest, Answer<Result<MirrorReply<Grant>, Refusal>>),
     Share(ShareRequest, Answer<Result<ShareReply<ReadGrant>, Refusal>>),
+    ShareMirror(Epoch, u32, Answer<Result<Vec<ReadGrant>, Refusal>>),
     Loadable(Answer<Option<(SegmentIdentity, Closure)>>),
     Load(SegmentIdentity, Closure, Vec<u8>, Answer<bool>),
 }
@@ -213,9 +220,23 @@ impl Handle {
         complete(admission, place, give_up).await
     }
 
-    /// Shares memory with a reader.
+    /// Lends a part of the memory for a mirror.
+    pub(super) async fn mirror(&self, request: MirrorRequest) -> Result<MirrorReply<Grant>, Refusal> {
+        self.request(|answer| ActorMessage::Mirror(request, answer)).await
+    }
+
+    /// Shares memory with a reader. Parts of a mirror a few at a time: over verbs each is registered, and no fence is to wait for
+    /// all of them. If one comes in between, it ends those that were shared before.
     pub(super) async fn share(&self, request: ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {
-        self.request(|answer| ActorMessage::Share(request, answer)).await
+        let mut more = request.mirror;
+        let mut shared = self.request(|answer| ActorMessage::Share(request, answer)).await?;
+        while more {
+            let (epoch, first) = (shared.promised, shared.mirror.len() as u32);
+            let parts = self.request(|answer| ActorMessage::ShareMirror(epoch, first, answer)).await?;
+            more = parts.len() == SHARES_MAX;
+            shared.mirror.extend(parts);
+        }
+        Ok(shared)
     }
 
     /// How things stand; `None` when the actor is gone.
@@ -363,14 +384,16 @@ impl Running {
                 anyhow::ensure!(self.actor.flusher.lives(), "the flusher thread has panicked");
                 self.actor.lent.dismiss_silent_readers();
                 self.actor.lent.look_for_room();
+                self.actor.lent.free_part()?;
                 self.try_again()?;
                 if self.blocked.is_none() {
                     self.step(Input::Tick)?;
                 }
             }
-            match inbox.messages.recv_timeout(tick.saturating_duration_since(Instant::now())) {
+            let pause = if self.actor.lent.has_parts_to_free() { FREE_PAUSE } else { TICK };
+            match inbox.messages.recv_timeout(pause.min(tick.saturating_duration_since(Instant::now()))) {
                 Ok(message) => self.on_message(message)?,
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.actor.lent.free_part()?,
                 Err(RecvTimeoutError::Disconnected) => anyhow::bail!("every handle was dropped"),
             }
         }
@@ -427,6 +450,14 @@ impl Running {
                 answer.send(());
                 Ok(())
             }
+            ActorMessage::Mirror(request, answer) => {
+                answer.send(self.mirror(&request));
+                Ok(())
+            }
+            ActorMessage::ShareMirror(epoch, first, answer) => {
+                answer.send(self.actor.lent.share_mirror(epoch, first));
+                Ok(())
+            }
             ActorMessage::Share(request, answer) => {
                 answer.send(self.share(&request));
                 Ok(())
@@ -450,6 +481,7 @@ impl Running {
                     promise: daemon.machine().promise().clone(),
                     counts: daemon.machine().counts(),
                     tallies: daemon.tallies,
+                    mirror_parts_lent: self.actor.lent.mirror_parts(),
                     damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
                     no_room: self.actor.lent.no_room().map(str::to_owned),
@@ -561,6 +593,14 @@ impl Running {
         lent.admit_reader(ReaderId(request.reader), &request.offer, is_guest)
     }
 
+    fn mirror(&mut self, request: &MirrorRequest) -> Result<MirrorReply<Grant>, Refusal> {
+        if let Some(why) = &self.blocked {
+            return Err(until_there_is_room(why));
+        }
+        self.actor.daemon.machine().admit_mirror(&request.caller)?;
+        Ok(self.actor.lent.mirror(request.caller.epoch, request.part))
+    }
+
     fn share(&mut self, request: &ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {
         let Actor { daemon, lent, .. } = &mut self.actor;
         daemon.machine().admit_reader(&request.group, request.log)?;
@@ -571,6 +611,7 @@ impl Running {
         for (slot, identity, closure) in daemon.machine().shareable(&request.segments)? {
             segments.extend(lent.share(slot)?.map(|grant| SharedSegment { identity, closure, grant }));
         }
+        // It follows, a few at a time: see `Handle::share`.
         Ok(ShareReply { promised, board, mirror: Vec::new(), segments })
     }
 

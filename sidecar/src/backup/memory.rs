@@ -17,17 +17,18 @@ use tailwind_backup::table::{TABLE, TableError};
 use tailwind_backup::{Buffers, Lender, Mapped, Memory, Revocation, is_full};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
-    Admission, ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, PoolError, ReadGrant, ReaderId, Receiver,
-    Sender, Sharer, SlotId, Writer,
+    Admission, ChannelAnswer, FabricError, Grant, MappedFile, Offer, Parts, Pool, PoolError, ReadGrant, ReaderId,
+    Receiver, Sender, Sharer, SlotId, Writer,
 };
 use tailwind_folder::Folder;
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
-use tailwind_protocol::rpc::{READER_SILENCE_MS, Refusal};
+use tailwind_protocol::rpc::{MirrorReply, READER_SILENCE_MS, Refusal};
 use tokio::sync::watch;
 
 use super::actor::other_fabric;
+use super::mirror::MirrorParts;
 
 /// The running kernel's boot identity (`random(4)`).
 pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
@@ -48,12 +49,18 @@ pub(super) struct PoolMemory {
     dir: PathBuf,
     buffers: u32,
     segment_size: SegmentSize,
+    parts: Parts,
     pool: Option<Arc<Pool>>,
 }
 
 impl PoolMemory {
     pub(super) fn new(dir: PathBuf, buffers: u32, segment_size: SegmentSize) -> PoolMemory {
-        PoolMemory { dir, buffers, segment_size, pool: None }
+        PoolMemory { dir, buffers, segment_size, parts: Parts::NONE, pool: None }
+    }
+
+    /// With parts for a mirror.
+    pub(super) fn with_parts(self, parts: Parts) -> PoolMemory {
+        PoolMemory { parts, ..self }
     }
 
     /// The pool, which has been opened.
@@ -96,7 +103,7 @@ impl Memory for PoolMemory {
     }
 
     fn open(&mut self) -> anyhow::Result<()> {
-        self.pool = Some(Pool::open(&self.dir, self.buffers, self.segment_size.bytes())?);
+        self.pool = Some(Pool::open_with(&self.dir, self.buffers, self.segment_size.bytes(), self.parts)?);
         Ok(())
     }
 
@@ -191,6 +198,7 @@ pub(super) struct Lent {
     board: Option<(Epoch, Grant)>,
     /// There was no memory for a board when one was last asked for.
     boardless: bool,
+    mirror: MirrorParts,
     /// What it said of the pool when it last had no memory to lend, or to revoke with.
     no_room: Option<String>,
     /// The process ends; see [`Lent::end`].
@@ -295,6 +303,7 @@ impl Lent {
             slots: (0..pool.slots()).map(|_| LentSlot::default()).collect(),
             board: None,
             boardless: false,
+            mirror: MirrorParts::new(&pool),
             no_room: None,
             ending: false,
             readers: BTreeMap::new(),
@@ -351,6 +360,28 @@ impl Lent {
             }
         }
         self.board.as_ref().map(|(_, grant)| grant.clone())
+    }
+
+    /// Lends a part of the memory for a mirror to the primary of the promised epoch.
+    pub(super) fn mirror(&mut self, epoch: Epoch, part: u32) -> MirrorReply<Grant> {
+        let pool = &self.buffers.0;
+        let Parts { count: parts, size: part_size } = pool.parts();
+        MirrorReply { parts, part_size, grant: self.mirror.lend(&mut *self.receiver, pool, epoch, part) }
+    }
+
+    /// How many parts of a mirror are lent.
+    pub(super) fn mirror_parts(&self) -> u32 {
+        self.mirror.lent()
+    }
+
+    /// True while parts that a fence has ended wait for [`Lent::free_part`].
+    pub(super) fn has_parts_to_free(&self) -> bool {
+        self.mirror.is_to_free()
+    }
+
+    /// Gives the memory of one such part back. On an error the process must end.
+    pub(super) fn free_part(&mut self) -> anyhow::Result<()> {
+        Ok(self.mirror.free_one(&mut *self.receiver, &self.buffers.0)?)
     }
 
     /// The grant of a slot's lending, for the caller, which fills it from now on; a lending of an earlier process has none.
@@ -467,15 +498,26 @@ impl Lent {
         }
     }
 
+    /// Shares parts of this epoch's mirror, from this one on: as [`MirrorParts::share`].
+    pub(super) fn share_mirror(&mut self, epoch: Epoch, first: u32) -> Result<Vec<ReadGrant>, Refusal> {
+        let Lent { receiver, mirror, buffers, .. } = self;
+        let shared = mirror.share(sharer(&mut **receiver)?, &buffers.0, epoch, first);
+        shared.map_err(|error| Refusal::Failed { why: error.to_string() })
+    }
+
     fn share_slot(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, Refusal> {
         self.sharer()?.share(slot).map_err(|error| Refusal::Failed { why: error.to_string() })
     }
 
     fn sharer(&mut self) -> Result<&mut dyn Sharer, Refusal> {
-        let kind = self.receiver.kind();
-        let none = || Refusal::Failed { why: format!("nothing can be read one-sidedly over {kind}") };
-        self.receiver.sharer().ok_or_else(none)
+        sharer(&mut *self.receiver)
     }
+}
+
+fn sharer(receiver: &mut dyn Receiver) -> Result<&mut dyn Sharer, Refusal> {
+    let kind = receiver.kind();
+    let none = || Refusal::Failed { why: format!("nothing can be read one-sidedly over {kind}") };
+    receiver.sharer().ok_or_else(none)
 }
 
 impl Buffers for Lent {
@@ -523,6 +565,7 @@ impl Lender for Lent {
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<Revocation> {
         // Only the promised epoch has images filled, so they are all older.
         self.slots.iter_mut().for_each(LentSlot::end_filling);
+        self.mirror.end_below(epoch);
         match self.receiver.revoke_below(Writer(epoch.0)) {
             Ok(()) => {}
             // No writer completes anything any more, but what they have written is not out of their reach yet.

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
+use tailwind_fabric::Parts;
 use tailwind_protocol::backup::FLUSH_SEGMENTS_MIN;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_protocol::rpc::{INVENTORY_FOR_IMAGES, INVENTORY_MAX};
@@ -66,11 +67,17 @@ impl fmt::Display for BoundedBy {
     }
 }
 
-/// The bound for a pool of so many buffers in this folder.
-pub(super) fn memory_bound(pool: &Path, buffers: u32, segment_size: SegmentSize) -> anyhow::Result<MemoryBound> {
+/// The bound for a pool of so many buffers in this folder, and these parts of a mirror.
+pub(super) fn memory_bound(
+    pool: &Path,
+    buffers: u32,
+    segment_size: SegmentSize,
+    parts: Parts,
+) -> anyhow::Result<MemoryBound> {
     let segment = u64::from(segment_size.bytes());
     let in_memory = rustix::fs::statfs(pool)?.f_type == TMPFS_MAGIC;
-    let pool = memory::pool(buffers.into(), segment, PAGE_BYTES).next_multiple_of(POOL_ROUNDED_TO_BYTES);
+    let mirror = memory::mirror(parts.count.into(), parts.size.into(), PAGE_BYTES);
+    let pool = (memory::pool(buffers.into(), segment, PAGE_BYTES) + mirror).next_multiple_of(POOL_ROUNDED_TO_BYTES);
     let pool = if in_memory { pool } else { 0 };
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Ok(bound(limit(Path::new(CGROUPS), &own), pool, segment))
@@ -163,7 +170,7 @@ mod tests {
     #[test]
     fn this_process_is_bounded() {
         let folder = tempfile::tempdir().unwrap();
-        let found = memory_bound(folder.path(), 3, SegmentSize::MIN).unwrap();
+        let found = memory_bound(folder.path(), 3, SegmentSize::MIN, Parts::NONE).unwrap();
         assert!((1..=INVENTORY_MAX as u64).contains(&found.segments));
     }
 }

@@ -87,6 +87,11 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_RESIDENT", default_value = "0", value_name = "SIZE", value_parser = parse_size)]
     #[arg(help_heading = heading::MEMORY)]
     pub resident: u64,
+    /// Memory for the mirror of a table's index, in which others look keys up one-sidedly: 54 bytes for each key that the table
+    /// may have, such as 128MiB. Lent in parts of the buffer size, at least 8MiB. 0: none
+    #[arg(long, env = "TAILWIND_MIRROR", default_value = "0", value_name = "SIZE", value_parser = parse_size)]
+    #[arg(help_heading = heading::MEMORY)]
+    pub mirror: u64,
     /// Buffer size, such as 8MiB or 64KiB: a power of two, at least the group's segment size
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE")]
     #[arg(help_heading = heading::MEMORY)]

@@ -20,8 +20,9 @@ use tailwind_protocol::backup::{Input, Place, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, PullRequest, ReadConnectReply,
-    ReadConnectRequest, Refusal, ShareReply, ShareRequest, SyncRequest, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, InventoryRequest, MirrorReply, MirrorRequest, OpenReply, OpenRequest,
+    PullRequest, ReadConnectReply, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SyncRequest, TrimRequest,
+    path,
 };
 use tailwind_report::readiness::{Unready, UnreadyReason};
 use tailwind_report::report;
@@ -74,6 +75,7 @@ pub(super) fn control(service: Service) -> Router {
         .route(path::DAMAGE, post(damage))
         .route(path::CONNECT, post(connect))
         .route(path::OPEN, post(open))
+        .route(path::MIRROR, post(mirror))
         .route(path::CLOSE, post(close))
         .route(path::FLUSH, post(flush))
         .route(path::SYNC, post(sync))
@@ -225,6 +227,13 @@ async fn open(State(service): State<Service>, Decoded(request): Decoded<OpenRequ
         ActorReply::Opened(grant, board) => Ok(Json(OpenReply { grant, board })),
         other => Err(confused(&other)),
     }
+}
+
+async fn mirror(
+    State(service): State<Service>,
+    Decoded(request): Decoded<MirrorRequest>,
+) -> Replied<MirrorReply<Grant>> {
+    Ok(Json(service.actor.mirror(request).await?))
 }
 
 async fn close(State(service): State<Service>, Decoded(request): Decoded<CloseRequest>) -> Replied<Empty> {

@@ -36,6 +36,9 @@ pub(super) struct About {
     pub(super) tls: bool,
     pub(super) buffers: u32,
     pub(super) buffer_bytes: u32,
+    /// Of a mirror's memory.
+    pub(super) mirror_parts: u32,
+    pub(super) mirror_part_bytes: u32,
     pub(super) unflushed_bytes_max: u64,
     pub(super) flush_bytes_per_second: u64,
     /// Most that the flush folder may hold.
@@ -144,6 +147,12 @@ pub(super) fn metrics(
     );
     now.gauge("tailwind_backup_unexpected_files", "Segment files moved aside at the start.", about.unexpected_files);
     now.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());
+    now.gauge("tailwind_backup_mirror_parts", "Parts of memory for a table's mirror.", about.mirror_parts.into());
+    now.gauge(
+        "tailwind_backup_mirror_parts_lent",
+        "Parts of that memory that are lent now.",
+        report.mirror_parts_lent.into(),
+    );
     now.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
     now.gauge(
         "tailwind_backup_unflushed_bytes_max",
@@ -208,6 +217,8 @@ pub fn example() -> anyhow::Result<Snapshot> {
         tls: true,
         buffers: 0,
         buffer_bytes: 0,
+        mirror_parts: 0,
+        mirror_part_bytes: 0,
         unflushed_bytes_max: 0,
         flush_bytes_per_second: 0,
         flush_bound: FlushBound { bytes: 0, from: BoundedBy::Disk },
@@ -220,6 +231,7 @@ pub fn example() -> anyhow::Result<Snapshot> {
         promise: Promise::default(),
         counts: Counts::default(),
         tallies: DaemonCounters::default(),
+        mirror_parts_lent: 0,
         damage: Vec::new(),
         problem: None,
         no_room: None,

@@ -2,6 +2,7 @@
 
 mod access;
 mod disk;
+mod mirror;
 mod primary;
 mod quarantine;
 mod reading;
@@ -30,8 +31,8 @@ use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, Offset, Segme
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, ReadConnectReply, ReadConnectRequest,
-    Refusal, ShareReply, ShareRequest, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, MirrorReply, MirrorRequest, OpenReply, OpenRequest, Purpose, ReadConnectReply,
+    ReadConnectRequest, Refusal, ShareReply, ShareRequest, TrimRequest, path,
 };
 use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;

@@ -1,4 +1,4 @@
-//! What readers may read of a backup's memory. Nothing here changes anything.
+//! Who may have what of a backup's memory beside the buffers that it lends. Nothing here changes anything.
 //!
 //! Part of [`Backup`].
 
@@ -17,6 +17,11 @@ impl Backup {
             return Err(Refusal::RetryLater { after_ms: super::RETRY_AFTER_MS, why });
         }
         self.admit_log(&Caller { group: group.clone(), log, epoch })
+    }
+
+    /// Refuses callers that no memory for a mirror is lent to: all but the primary of the promised epoch (S5).
+    pub fn admit_mirror(&self, caller: &Caller) -> Result<(), Refusal> {
+        self.admit(caller)
     }
 
     /// The segments among these whose bytes are in memory and part of what the promised epoch reads or writes: what it has been

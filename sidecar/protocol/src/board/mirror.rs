@@ -17,8 +17,9 @@
 
 use crate::ids::Lsn;
 use crate::layout::{FIRST_LSN_MAX, SegmentSize};
+use crate::rpc::PARTS_MAX;
 use crate::table::acked::LineId;
-use crate::table::hash::{Buckets, HashKey};
+use crate::table::hash::{Buckets, HashKey, KEYS_MAX};
 
 use super::{BoardIdentity, LINE_SIZE, Line, seal, u32_at, u64_at};
 
@@ -36,11 +37,21 @@ const OF_INDEX: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartSize(u32);
 
+/// Least size of a backup's parts.
+const PARTS_AT_LEAST: u32 = 8 << 20;
+// The largest mirror takes 107 of them.
+const _: () = assert!(PartSize(PARTS_AT_LEAST).parts(Buckets::for_keys(KEYS_MAX)) <= PARTS_MAX);
+
 impl PartSize {
     /// Checks a size in bytes.
     pub const fn new(bytes: u32) -> Option<PartSize> {
         let possible = bytes.is_power_of_two() && bytes >= 4096 && bytes <= SegmentSize::MAX.bytes();
         if possible { Some(PartSize(bytes)) } else { None }
+    }
+
+    /// The size of a backup's parts, where its segments have this one: the same, but so large that there are few.
+    pub const fn beside(segment_size: SegmentSize) -> PartSize {
+        if segment_size.bytes() > PARTS_AT_LEAST { PartSize(segment_size.bytes()) } else { PartSize(PARTS_AT_LEAST) }
     }
 
     /// The size in bytes.

@@ -113,6 +113,7 @@ async fn readers_and_backups_read_and_change_nothing() {
         (path::DAMAGE, false),
         (path::CONNECT, false),
         (path::OPEN, false),
+        (path::MIRROR, false),
         (path::CLOSE, false),
         (path::FLUSH, false),
         (path::SYNC, false),

@@ -52,7 +52,7 @@ async fn a_full_disk_delays_lending_and_loses_nothing() {
 }
 
 /// A small file system in memory, in place of a disk.
-struct SmallDisk(std::path::PathBuf);
+pub(super) struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
     /// `None` where this user may mount nothing, as root in most containers.
@@ -114,7 +114,12 @@ async fn a_backup_starts_again_on_a_full_disk() {
 
 /// A pool in a file system that can be filled; `None` where nobody may mount one.
 fn small_pool(daemon: &Daemon, test: &str) -> Option<SmallDisk> {
-    let disk = SmallDisk::mount(&daemon.pool(), "1m");
+    pool_of(daemon, "1m", test)
+}
+
+/// The same, of this size.
+pub(super) fn pool_of(daemon: &Daemon, size: &str, test: &str) -> Option<SmallDisk> {
+    let disk = SmallDisk::mount(&daemon.pool(), size);
     if disk.is_none() {
         let _ = writeln!(std::io::stderr(), "cannot run: {test}: needs root that may mount");
     }

@@ -74,6 +74,10 @@ impl Primary {
         Ok((grant, board))
     }
 
+    pub(super) async fn mirror(&self, part: u32) -> Result<MirrorReply<Grant>, CallError> {
+        self.client.call(path::MIRROR, &MirrorRequest { caller: self.caller(), part }, TIMEOUT).await
+    }
+
     pub(super) async fn open(&self, segment: u64, first: u64, durability: Durability) -> Open {
         let channel = self.connect().await.unwrap();
         let grant = self.lend(segment, durability).await.unwrap();

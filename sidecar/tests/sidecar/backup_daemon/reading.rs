@@ -78,7 +78,7 @@ async fn the_board_is_lent_until_the_next_fence() {
 /// A reader of a group: its own channel, and what the backup shares with it.
 pub(super) struct Follower<'a> {
     primary: &'a Primary,
-    number: u64,
+    pub(super) number: u64,
     reader: Box<dyn Reader>,
     channel: Box<dyn ReadChannel>,
 }
@@ -107,15 +107,32 @@ impl<'a> Follower<'a> {
     }
 
     async fn share_with(&self, board: bool, segments: &[u64]) -> Result<ShareReply<ReadGrant>, CallError> {
-        let Caller { group, log, .. } = self.primary.caller();
         let segments = segments.iter().map(|segment| SegmentId(*segment)).collect();
-        let request = ShareRequest { group, log, reader: self.number, board, mirror: false, segments };
+        self.ask(ShareRequest { board, segments, ..self.nothing() }).await
+    }
+
+    /// The parts of the mirror.
+    pub(super) async fn share_mirror(&self) -> Result<Vec<ReadGrant>, CallError> {
+        self.ask(ShareRequest { mirror: true, ..self.nothing() }).await.map(|shared| shared.mirror)
+    }
+
+    fn nothing(&self) -> ShareRequest {
+        let Caller { group, log, .. } = self.primary.caller();
+        ShareRequest { group, log, reader: self.number, board: false, mirror: false, segments: Vec::new() }
+    }
+
+    async fn ask(&self, request: ShareRequest) -> Result<ShareReply<ReadGrant>, CallError> {
         self.primary.client.call(path::SHARE, &request, TIMEOUT).await
     }
 
     fn read(&mut self, grant: &ReadGrant, length: u32) -> Result<Vec<u8>, ReadError> {
+        self.read_at(grant, 0..length)
+    }
+
+    pub(super) fn read_at(&mut self, grant: &ReadGrant, at: Range<u32>) -> Result<Vec<u8>, ReadError> {
+        let length = at.end - at.start;
         let shared = self.reader.attach(grant).map_err(|_| ReadError::Ended)?;
-        self.channel.read(&shared, 0..length, 0)?;
+        self.channel.read(&shared, at, 0)?;
         let deadline = Instant::now() + TIMEOUT;
         while self.channel.poll()? == 0 {
             assert!(Instant::now() < deadline, "it completes or fails");
