@@ -137,8 +137,8 @@ pub enum ChannelAnswer {
     },
 }
 
-/// The right to write one lent slot; travels inside the control RPC.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// The right to write one lent slot; travels inside the control RPC. Each lending has another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "fabric", rename_all = "lowercase")]
 pub enum Grant {
     /// Registered memory.

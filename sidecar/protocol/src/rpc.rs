@@ -335,6 +335,15 @@ pub struct MirrorRequest {
     pub caller: Caller,
     /// Which part, from 0 on.
     pub part: u32,
+    /// Which lending of this part in this epoch. One with a higher number ends the one before, and its memory is zero again: what the
+    /// caller has posted under that, by a channel that it has lost, must not land any more. A request for a lower number, which
+    /// has come late, is refused.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub lending: u32,
+}
+
+fn is_first(lending: &u32) -> bool {
+    *lending == 0
 }
 
 /// Parts that a backup has at most.

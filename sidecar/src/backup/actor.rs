@@ -25,6 +25,7 @@ use tracing::error;
 
 use super::flusher::FlusherThread;
 use super::memory::{Admitted, Filling, Lent};
+use super::mirror::Lending;
 use super::sending::{TakenPlace, blocking};
 use crate::thread::spawn_owned;
 
@@ -598,7 +599,8 @@ impl Running {
             return Err(until_there_is_room(why));
         }
         self.actor.daemon.machine().admit_mirror(&request.caller)?;
-        Ok(self.actor.lent.mirror(request.caller.epoch, request.part))
+        let lending = Lending { epoch: request.caller.epoch, number: request.lending };
+        self.actor.lent.mirror(lending, request.part)
     }
 
     fn share(&mut self, request: &ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {

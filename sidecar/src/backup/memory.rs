@@ -28,7 +28,7 @@ use tailwind_protocol::rpc::{MirrorReply, READER_SILENCE_MS, Refusal};
 use tokio::sync::watch;
 
 use super::actor::other_fabric;
-use super::mirror::MirrorParts;
+use super::mirror::{Lending, MirrorParts};
 
 /// The running kernel's boot identity (`random(4)`).
 pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
@@ -363,10 +363,11 @@ impl Lent {
     }
 
     /// Lends a part of the memory for a mirror to the primary of the promised epoch.
-    pub(super) fn mirror(&mut self, epoch: Epoch, part: u32) -> MirrorReply<Grant> {
+    pub(super) fn mirror(&mut self, lending: Lending, part: u32) -> Result<MirrorReply<Grant>, Refusal> {
         let pool = &self.buffers.0;
         let Parts { count: parts, size: part_size } = pool.parts();
-        MirrorReply { parts, part_size, grant: self.mirror.lend(&mut *self.receiver, pool, epoch, part) }
+        let grant = self.mirror.lend(&mut *self.receiver, pool, lending, part)?;
+        Ok(MirrorReply { parts, part_size, grant })
     }
 
     /// How many parts of a mirror are lent.

@@ -7,7 +7,7 @@ use tailwind_fabric::{FabricError, Grant, Parts, Pool, ReadGrant, Receiver, Shar
 use tailwind_protocol::board::mirror::PartSize;
 use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
-use tailwind_protocol::rpc::{PARTS_MAX, SHARES_MAX};
+use tailwind_protocol::rpc::{PARTS_MAX, Refusal, SHARES_MAX};
 use tailwind_runtime::ensure_usage;
 use tracing::warn;
 
@@ -37,9 +37,18 @@ enum Part {
     /// Without memory.
     Free,
     /// The grant is kept because a repeated request gets the same one.
-    Lent(Epoch, Grant),
+    Lent(Lending, Grant),
     /// Revoked. Its memory has not been given back yet.
     Over,
+}
+
+/// A lending of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lending {
+    /// To this epoch.
+    pub(super) epoch: Epoch,
+    /// Within the epoch: an epoch that has lost a channel asks for other memory under a higher number.
+    pub(super) number: u32,
 }
 
 impl MirrorParts {
@@ -49,26 +58,39 @@ impl MirrorParts {
     }
 
     /// Lends a part, all zero, to the primary of the promised epoch. `None` beyond the last one, and without memory for it: then
-    /// getters go to another member.
-    pub(super) fn lend(&mut self, receiver: &mut dyn Receiver, pool: &Pool, epoch: Epoch, nth: u32) -> Option<Grant> {
-        let slot = pool.part(nth)?;
-        let part = self.parts.get_mut(nth as usize)?;
-        if let Part::Lent(of, grant) = part
-            && *of == epoch
-        {
-            return Some(grant.clone());
+    /// getters go to another member. Refuses what is asked for too late.
+    pub(super) fn lend(
+        &mut self,
+        receiver: &mut dyn Receiver,
+        pool: &Pool,
+        lending: Lending,
+        nth: u32,
+    ) -> Result<Option<Grant>, Refusal> {
+        let Some((slot, part)) = pool.part(nth).zip(self.parts.get_mut(nth as usize)) else { return Ok(None) };
+        match part {
+            Part::Lent(present, grant) if *present == lending => return Ok(Some(grant.clone())),
+            Part::Lent(present, _) if *present > lending => {
+                let Lending { number, .. } = present;
+                return Err(Refusal::Failed { why: format!("lending {number} of this part has been asked for since") });
+            }
+            _ => {}
         }
-        match receiver.lend(Writer(epoch.0), slot) {
+        match receiver.lend(Writer(lending.epoch.0), slot) {
             Ok(grant) => {
-                (*part, self.lacks_memory) = (Part::Lent(epoch, grant.clone()), false);
-                Some(grant)
+                (*part, self.lacks_memory) = (Part::Lent(lending, grant.clone()), false);
+                Ok(Some(grant))
             }
             Err(error) => {
+                // The lending before may have ended.
+                if matches!(part, Part::Lent(..)) {
+                    *part = Part::Over;
+                }
                 // Asked for again and again.
                 if !std::mem::replace(&mut self.lacks_memory, true) {
+                    let Lending { epoch, .. } = lending;
                     warn!(%epoch, part = nth, %error, "no memory is lent for a mirror: tables cannot be read here");
                 }
-                None
+                Ok(None)
             }
         }
     }
@@ -83,7 +105,7 @@ impl MirrorParts {
         first: u32,
     ) -> Result<Vec<ReadGrant>, FabricError> {
         let numbers = (first..).zip(self.parts.iter().skip(first as usize));
-        let lent = numbers.take_while(|(_, part)| matches!(part, Part::Lent(of, _) if *of == epoch));
+        let lent = numbers.take_while(|(_, part)| matches!(part, Part::Lent(of, _) if of.epoch == epoch));
         let slots = lent.filter_map(|(nth, _)| pool.part(nth)).take(SHARES_MAX);
         let shared: Result<Vec<_>, _> = slots.map(|slot| sharer.share(slot)).collect();
         Ok(shared?.into_iter().map_while(|grant| grant).collect())
@@ -92,7 +114,7 @@ impl MirrorParts {
     /// What is lent to earlier epochs than this one is about to be revoked.
     pub(super) fn end_below(&mut self, epoch: Epoch) {
         for part in &mut self.parts {
-            if matches!(part, Part::Lent(of, _) if *of < epoch) {
+            if matches!(part, Part::Lent(of, _) if of.epoch < epoch) {
                 *part = Part::Over;
             }
         }

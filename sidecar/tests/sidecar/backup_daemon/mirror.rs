@@ -105,6 +105,36 @@ async fn the_next_epoch_gets_zeros() {
     }
 }
 
+/// As after the loss of a channel.
+#[tokio::test]
+async fn the_next_lending_is_out_of_reach_of_the_one_before() {
+    for fabric in FABRICS {
+        let daemon = started(fabric, "8MiB");
+        let primary = Primary::new(&daemon, fabric, 1);
+        primary.fence().await;
+        let (mut lost, mut channel) = (primary.connect().await.unwrap(), primary.connect().await.unwrap());
+        let first = part(&primary, 0).await;
+        let before = attach(&primary, &first);
+        write(&mut *lost, &before, 0, &[7; 64]).unwrap();
+        let mut getter = Follower::connect(&primary, fabric, 7).await.unwrap();
+        let shared = getter.share_mirror().await.unwrap();
+
+        let second = primary.mirror_again(0, 1).await.unwrap().grant.unwrap();
+        assert_ne!(second, first);
+        assert_eq!(primary.mirror_again(0, 1).await.unwrap().grant.unwrap(), second, "a request that is repeated");
+        let why = refusal(primary.mirror(0).await).to_string();
+        assert_eq!(why, "lending 1 of this part has been asked for since");
+        let remote = attach(&primary, &second);
+        write(&mut *channel, &remote, 64, &[8; 64]).unwrap();
+        write(&mut *lost, &before, 0, &[9; 64]).unwrap_err();
+        assert!(getter.read_at(&shared[0], 0..64).is_err(), "what was shared is over");
+        let mut getter = Follower::connect(&primary, fabric, 8).await.unwrap();
+        let shared = getter.share_mirror().await.unwrap();
+        assert_eq!(getter.read_at(&shared[0], 0..128).unwrap(), [[0; 64], [8; 64]].concat());
+        assert_eq!(metric(&daemon, "tailwind_backup_mirror_parts_lent"), 1);
+    }
+}
+
 #[tokio::test]
 async fn parts_are_lent_to_the_promised_epoch_alone() {
     let fabric = FabricKind::Tcp;
@@ -117,7 +147,7 @@ async fn parts_are_lent_to_the_promised_epoch_alone() {
     let newer = Primary::new(&daemon, fabric, 3);
     assert!(matches!(refusal(newer.mirror(0).await), Refusal::NotFenced { .. }));
     let call = async |caller: Caller| -> Result<MirrorReply<Grant>, CallError> {
-        primary.client.call(path::MIRROR, &MirrorRequest { caller, part: 0 }, TIMEOUT).await
+        primary.client.call(path::MIRROR, &MirrorRequest { caller, part: 0, lending: 0 }, TIMEOUT).await
     };
     let another_log = Caller { log: LogId(1), ..primary.caller() };
     assert!(matches!(refusal(call(another_log).await), Refusal::WrongLog { .. }));

@@ -75,7 +75,12 @@ impl Primary {
     }
 
     pub(super) async fn mirror(&self, part: u32) -> Result<MirrorReply<Grant>, CallError> {
-        self.client.call(path::MIRROR, &MirrorRequest { caller: self.caller(), part }, TIMEOUT).await
+        self.mirror_again(part, 0).await
+    }
+
+    /// The lending of this number.
+    pub(super) async fn mirror_again(&self, part: u32, lending: u32) -> Result<MirrorReply<Grant>, CallError> {
+        self.client.call(path::MIRROR, &MirrorRequest { caller: self.caller(), part, lending }, TIMEOUT).await
     }
 
     pub(super) async fn open(&self, segment: u64, first: u64, durability: Durability) -> Open {
