@@ -329,6 +329,7 @@ impl AppendLoop {
             Command::Sources(epoch, number, values) => self.on_sources(epoch, number, values, now),
             Command::SyncTable(epoch) => self.sync_table(epoch),
             Command::TrimTable(epoch, below) => self.trim_table(epoch, below, now),
+            Command::NoteChanges(epoch, changed, bell, reply) => self.note_changes(epoch, changed, bell, reply),
             Command::Input(epoch, input) => self.state.in_term(epoch, |log| log.step(now, input)),
             Command::Prepared(identity, fresh, shared) => {
                 self.state.in_term(identity.epoch, |log| log.prepared(identity, fresh, shared, now));

@@ -6,11 +6,14 @@
 //!
 //! Nothing here allocates after [`PrimaryLog::keep_table`].
 
+use std::sync::Arc;
+
 use tailwind_protocol::ids::{Lsn, Offset, Position};
 use tailwind_protocol::layout::{CHECKSUM_SIZE, MARKS_SIZE, SEGMENT_OVERHEAD};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::primary::Post;
 use tailwind_protocol::table::bounds::Bounds;
+use tailwind_protocol::table::changed::ChangedLines;
 use tailwind_protocol::table::index::{Full, Index};
 use tailwind_protocol::table::moves::Candidate;
 use tailwind_protocol::table::request::{Apply, Mismatch, TooLarge};
@@ -32,6 +35,8 @@ pub struct Table {
     waits_for_trim: bool,
     /// What the copies of the last request take over.
     copied: Copied,
+    /// Which lines of the index change, for its mirrors, if there are any.
+    changed: Option<Arc<ChangedLines>>,
 }
 
 /// A request that was appended.
@@ -75,7 +80,7 @@ impl Table {
     /// A table whose index is the fold of the recovered log.
     pub fn new(index: Index, bounds: Bounds) -> Table {
         let copied = Copied::new(&index);
-        Table { index, bounds, at_first: 0, waits_for_trim: false, copied }
+        Table { index, bounds, at_first: 0, waits_for_trim: false, copied, changed: None }
     }
 
     /// Its index.
@@ -95,8 +100,14 @@ impl Table {
 
     /// Everything up to this record is acknowledged.
     pub(crate) fn acknowledged(&mut self, last: Lsn) {
-        // There is no mirror yet that wants to know which lines have changed.
-        self.index.acked(last, |_| {});
+        match &self.changed {
+            None => self.index.acked(last, |_| {}),
+            Some(changed) => {
+                // In this order: see `ChangedLines`.
+                self.index.acked(last, |line| changed.set(line));
+                changed.acked(last);
+            }
+        }
     }
 }
 
@@ -111,6 +122,14 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
     /// The table that it keeps, if it does.
     pub fn table(&self) -> Option<&Table> {
         self.table.as_deref()
+    }
+
+    /// From now on the lines of the index that change are noted in `changed`, which has as many lines and is at the last
+    /// acknowledged record when this returns. What has changed before, a mirror that is filled from now on shows anyway.
+    pub fn note_changes(&mut self, changed: Arc<ChangedLines>) {
+        let table = self.table.as_mut().expect("a table is mirrored");
+        changed.acked(self.acked.0);
+        table.changed = Some(changed);
     }
 
     /// Judges a request, and appends its writes as one batch, which waits for its ack from now on. Its copies take over what is in

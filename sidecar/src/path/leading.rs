@@ -2,6 +2,7 @@
 //!
 //! Part of [`AppendLoop`](super::AppendLoop), from the command to lead to the loss of the role.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -25,6 +26,7 @@ use super::messages::Counters;
 use super::moves::OfferedBatch;
 use super::slots::ClientSlots;
 use super::stall::{Progress, Stall};
+use crate::mirror::Bell;
 
 /// Bytes of one work request at most: large enough for a newcomer's bulk, small enough not to delay others on the wire.
 const POST_SIZE_MAX: u32 = 1 << 20;
@@ -50,6 +52,8 @@ pub(super) struct Leading {
     pub(super) offered: Option<OfferedBatch>,
     /// Of a table: the gets that wait.
     pub(super) gets: Option<Gets<GetId>>,
+    /// Of a table that has mirrors.
+    pub(super) mirrors: Option<Arc<Bell>>,
     /// Requests to a table whose sources are fetched.
     pub(super) copies: Copies<CopyId>,
     /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
@@ -74,6 +78,7 @@ impl Leading {
             trims: Vec::new(),
             offered: None,
             gets,
+            mirrors: None,
             copies: Copies::new(),
             left_behind: Position::default(),
         }
@@ -159,6 +164,9 @@ impl Leading {
         let (trims, gets) = (&mut self.trims, self.gets.as_mut());
         let mut turned = self.log.turn(moment, &mut Answers { clients, counters, replication, trims, gets, epoch });
         turned.progress |= judged;
+        if let (Some(mirrors), Some(_)) = (&self.mirrors, turned.acked) {
+            mirrors.ring();
+        }
         self.publish_table(counters);
         for trim in std::mem::take(&mut self.trims) {
             self.answer_trim(trim, moment.now, clients, counters);

@@ -1,5 +1,6 @@
 //! What control and the append path send each other, and the numbers that the path publishes.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tailwind_fabric::{AppendBuffer, Channel, ChannelError, RemoteBuffer, SharedBuffer};
@@ -10,6 +11,7 @@ use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::Role;
+use tailwind_protocol::table::changed::ChangedLines;
 use tailwind_protocol::table::get::Wanted;
 use tailwind_runtime::histogram::Histogram;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,6 +20,7 @@ use super::connection::DetachedConnection;
 use super::description::Description;
 use super::moves::MoveBatch;
 use super::slots::SLOTS;
+use crate::mirror::Bell;
 
 /// From control to the path.
 pub enum Command {
@@ -45,6 +48,9 @@ pub enum Command {
     SyncTable(Epoch),
     /// The log of the table that is led in this epoch is to begin with this record.
     TrimTable(Epoch, Lsn),
+    /// Note from now on which lines of the index change that is led in this epoch, and ring the bell when they do; then reply. Not
+    /// at all if that term is over.
+    NoteChanges(Epoch, Arc<ChangedLines>, Arc<Bell>, oneshot::Sender<()>),
     /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
     /// seat may be another member's, and another swap may be under way.
     Input(Epoch, Input),

@@ -1,4 +1,5 @@
-//! The cleaner's work on a table's log: candidates are judged and moved, and what is cleaned is trimmed.
+//! What control does with a table's log while this sidecar leads. Its cleaner's candidates are judged and moved, and what is
+//! cleaned is trimmed; its mirrors hear of changes.
 //!
 //! Part of [`AppendLoop`], called for commands of [`control`](crate::control) and in each turn. One batch is judged in a turn, so
 //! requests wait for no more than that.
@@ -12,6 +13,7 @@ use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::RECORD_HEADER_SIZE;
 use tailwind_protocol::scan::Record;
+use tailwind_protocol::table::changed::ChangedLines;
 use tailwind_protocol::table::moves::Candidate;
 use tokio::sync::oneshot;
 
@@ -19,6 +21,7 @@ use super::AppendLoop;
 use super::leading::Leading;
 use super::messages::Counters;
 use super::role::RoleState;
+use crate::mirror::Bell;
 
 /// A record of a cleaned segment that may be live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,22 @@ impl AppendLoop {
         leading.trim(below, now, &counters).expect("what is cleaned is acknowledged");
         let trimmed = before - leading.log.primary().log_segments();
         counters.cleaned_segments.fetch_add(trimmed.into(), Ordering::Relaxed);
+    }
+
+    /// The index has mirrors from now on, which are to hear of what changes in it.
+    pub(super) fn note_changes(
+        &mut self,
+        epoch: Epoch,
+        changed: Arc<ChangedLines>,
+        bell: Arc<Bell>,
+        reply: oneshot::Sender<()>,
+    ) {
+        if let Some(leading) = self.leading_in(epoch) {
+            leading.log.note_changes(changed);
+            leading.mirrors = Some(bell);
+            // Control has gone with its term.
+            let _ = reply.send(());
+        }
     }
 
     fn leading_in(&mut self, epoch: Epoch) -> Option<&mut Leading> {

@@ -2,6 +2,7 @@
 //! completed and acknowledged, counted by an allocator that counts.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -10,6 +11,9 @@ use tailwind_protocol::ids::{Epoch, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{RECORD_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentSize, record_size};
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, Operations, Request, Response, decode_response, put_operation};
+use tailwind_protocol::table::acked::LINE_ENTRIES;
+use tailwind_protocol::table::changed::ChangedLines;
+use tailwind_protocol::table::hash::Buckets;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
 use tailwind_sidecar::path::{Command, MoveBatch, Offered};
@@ -46,7 +50,24 @@ fn an_append_allocates_nothing() {
 /// Puts of many keys, also more in a request than most have.
 #[test]
 fn an_apply_allocates_nothing() {
+    apply(&mut LoopHarness::of_table(SegmentSize::DEFAULT, 2000));
+}
+
+#[test]
+fn an_apply_that_mirrors_hear_of_allocates_nothing() {
     let mut harness = LoopHarness::of_table(SegmentSize::DEFAULT, 2000);
+    let changed = Arc::new(ChangedLines::new(Buckets::for_keys(2000).entries() / LINE_ENTRIES, Lsn(0)));
+    let (reply, mut noted) = tokio::sync::oneshot::channel();
+    harness.command(Command::NoteChanges(Epoch(1), Arc::clone(&changed), Arc::default(), reply));
+    harness.settle();
+    assert_eq!(noted.try_recv(), Ok(()));
+    apply(&mut harness);
+    let mut lines = 0;
+    let acked = changed.take(|_, bits| lines += bits.count_ones());
+    assert_eq!((acked, lines > 100), (Lsn(2 * 1050), true), "{lines} lines have changed");
+}
+
+fn apply(harness: &mut LoopHarness) {
     let mut client = harness.client();
     let mut frames = Vec::new();
     const APPLIES: u64 = 100;
@@ -62,8 +83,8 @@ fn an_apply_allocates_nothing() {
         Request::Apply(Operations::new(keys.len() as u16, &operations).unwrap()).encode(request, &mut frames);
     }
     let mut acks = vec![0; APPLIES as usize * ACK_FRAME_SIZE];
-    exchange(&mut harness, &mut client, &frames, &mut acks);
-    let counted = allocation_counter::measure(|| exchange(&mut harness, &mut client, &frames, &mut acks));
+    exchange(harness, &mut client, &frames, &mut acks);
+    let counted = allocation_counter::measure(|| exchange(harness, &mut client, &frames, &mut acks));
     let last = decode_response(&acks[(APPLIES as usize - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
     assert_eq!(last.frame, Response::Ack { lsn: 2 * 1050 }, "every request was acknowledged");
     assert_eq!(counted.count_total, 0, "{counted:?}");

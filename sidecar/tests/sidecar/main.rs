@@ -17,6 +17,7 @@ mod gets;
 mod inventories;
 mod kind;
 mod measures;
+mod mirror;
 mod reader;
 mod ring;
 mod table_command;

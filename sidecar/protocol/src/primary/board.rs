@@ -106,6 +106,11 @@ impl Member {
 }
 
 impl Primary {
+    /// The identity of this epoch's boards.
+    pub fn board_identity(&self) -> BoardIdentity {
+        self.board.identity
+    }
+
     /// The member in this seat has lent a board.
     pub fn board_lent(&mut self, seat: Seat) {
         if let Some(member) = self.member_mut(seat) {

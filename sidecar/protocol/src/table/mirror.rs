@@ -143,6 +143,17 @@ impl Mirrors {
         self.mirrors.iter().filter(counts).map(|mirror| mirror.published).min()
     }
 
+    /// Nothing is under way, and nothing will be done before a line changes or is refreshed. A mirror whose channel is lost wants
+    /// nothing.
+    pub fn rests(&self) -> bool {
+        let acked = self.changed.last();
+        let rests = |mirror: &Mirror| {
+            let is_idle = mirror.through.is_none() && mirror.next.is_empty() && mirror.in_flight == 0;
+            matches!(mirror.state, State::Lost(_)) || is_idle && acked <= mirror.published
+        };
+        self.mirrors.iter().all(rests)
+    }
+
     /// Each mirror, with what it is doing and what is published of it.
     pub fn states(&self) -> impl Iterator<Item = (MirrorId, State, Lsn)> {
         self.mirrors.iter().map(|mirror| (mirror.id, mirror.state, mirror.published))

@@ -136,6 +136,23 @@ fn a_round_is_published_when_all_of_it_has_landed() {
 }
 
 #[test]
+fn mirrors_rest_when_all_has_landed() {
+    let mut table = table();
+    assert!(table.mirrors.rests(), "there is none");
+    let out = table.step(Input::Lent(A));
+    assert!(!table.mirrors.rests(), "it is being filled");
+    let out = table.step(Input::Written(A, out.len() as u32));
+    assert_eq!((out.len(), table.mirrors.rests()), (1, false), "the board's line is under way");
+    table.step(Input::Written(A, 1));
+    assert!(table.mirrors.rests());
+    table.put("a");
+    assert!(!table.mirrors.rests(), "a line has changed");
+    table.step(Input::Tick);
+    table.step(Input::Lost(A));
+    assert!(table.mirrors.rests(), "nothing can be done");
+}
+
+#[test]
 fn what_changes_during_a_round_is_of_the_next() {
     let mut table = table();
     table.filled(A);
