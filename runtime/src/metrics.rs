@@ -34,6 +34,21 @@ impl Snapshot {
         self.register(name, help, ConstGauge::new(value));
     }
 
+    /// Adds a gauge for each value of a label.
+    pub fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (String, u64)>,
+    ) {
+        let family: Family<_, Gauge> = Family::default();
+        for (of, value) in values {
+            family.get_or_create(&vec![(label, of)]).set(value.cast_signed());
+        }
+        self.register(name, help, family);
+    }
+
     /// A span of time that goes up and down, in seconds.
     pub fn seconds(&mut self, name: &str, help: &str, value: Duration) {
         self.register(name, help, ConstGauge::new(value.as_secs_f64()));

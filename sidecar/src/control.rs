@@ -9,7 +9,8 @@
 //! What they share: the [`Context`], with the way to the append path ([`handle`]); what the group wants ([`desired`]) and what
 //! the config store shows ([`configuration`]); the [`log`] of the term, which [`roles`] fill and [`reads`] read; and
 //! [`sources`], which fetch its closed segments from members. For a group that keeps a table, [`warm`] and [`rebuild`] make
-//! the index before a term begins, [`gets`] brings what is read of it, and [`clean`] keeps the log short.
+//! the index before a term begins, [`gets`] brings what is read of it, [`clean`] keeps the log short, and [`mirrors`] keeps the
+//! index in members' memory.
 
 mod clean;
 pub mod configuration;
@@ -18,6 +19,7 @@ pub mod desired;
 mod gets;
 mod handle;
 pub mod log;
+mod mirrors;
 pub mod reads;
 mod rebuild;
 pub mod roles;

@@ -20,6 +20,7 @@ mod kills;
 mod kv;
 mod lease;
 mod messages;
+mod mirrors;
 mod pods;
 mod postgres;
 mod pulls;

@@ -2,7 +2,7 @@
 //! append path, and trims what is cleaned.
 //!
 //! Started by [`lead`](super::roles) with the term, and ended with it. It learns of closed segments from the [log](super::log),
-//! and how far the table is from the append path's counters. In memory it has two segments, as the cleaner says
+//! how far the table is from the append path's counters, and from [mirrors](super::mirrors) what these show. In memory it has two segments, as the cleaner says
 //! ([`FETCHED_MAX`](tailwind_protocol::table::cleaner::FETCHED_MAX)); each is a [`CleanedSegment`].
 
 mod segment;
@@ -106,7 +106,8 @@ impl Executor {
         let counters = &self.context.shared;
         let synced = Lsn(counters.settled.load(Ordering::Acquire));
         let live_bytes = counters.live_bytes.load(Ordering::Relaxed);
-        self.step(Input::Progress(Progress { synced, published: None, live_bytes }));
+        let published = self.context.table.mirrors().published();
+        self.step(Input::Progress(Progress { synced, published, live_bytes }));
     }
 
     fn step(&mut self, input: Input) {

@@ -6,11 +6,12 @@
 //! - [`waits`]: what keeps this sidecar from becoming primary; [`times`]: how long failovers have taken;
 //! - [`refusals`]: which members lend no buffer; [`contacts`]: which backups are lost, or do not answer;
 //! - [`peers`]: the group's other sidecars; [`rates`]: how fast records are appended;
-//! - [`table`]: what is done for the group's table;
+//! - [`table`]: what is done for the group's table; [`mirrors`]: the mirrors of its index;
 //! - [`measured`]: what the metrics are read from.
 
 pub mod contacts;
 mod measured;
+pub mod mirrors;
 pub mod peers;
 pub mod rates;
 pub mod refusals;
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::Configuration;
-use tailwind_protocol::ids::MemberId;
+use tailwind_protocol::ids::{Lsn, MemberId};
 use tailwind_report::readiness::{AppendsWait, AppendsWaitFor, Readiness, WaitsFor};
 use tailwind_report::report::Report;
 use tailwind_report::sidecar::{
@@ -98,7 +99,7 @@ pub async fn report(context: &Context) -> Option<Report<SidecarReport>> {
         follow: context.follows.report(Instant::now()),
         table: context.rules.table.as_ref().map(|size| {
             let kept = path.leading.as_ref().and_then(|leading| leading.table.as_ref());
-            context.table.report(size, context.rules.segment_size, kept)
+            context.table.report(size, context.rules.segment_size, kept, Lsn(path.acked))
         }),
         failover_ms: context.times.last_failover_ms(),
         role: path.role.clone(),
@@ -363,6 +364,10 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     now.counter("tailwind_table_cleaned_segments_total", help, count(&shared.cleaned_segments));
     let help = "Bytes of log with live records that were appended again, so that their segments could be trimmed.";
     now.counter("tailwind_table_moved_bytes_total", help, count(&shared.moved_bytes));
+    let acked = Lsn(path.as_ref().map_or(0, |path| path.acked));
+    let behind = context.mirrors.report(acked).into_iter().filter_map(|mirror| Some((mirror.member, mirror.behind?)));
+    let help = "Acknowledged records that a member's mirror of a table's index does not show yet.";
+    now.gauges("tailwind_table_mirror_behind_records", help, "member", behind);
     tls::measure(context.certificate, &mut now);
     now
 }

@@ -12,9 +12,10 @@ use super::receiver::{Newest, destroy};
 use crate::error::FabricError;
 use crate::message::Writer;
 
-/// Channels of one writer that are kept: it has one for appends and one for images. After each failure it makes a new one,
-/// and this side, which only receives, does not learn that the old one is dead: the newest sixteen include both living ones,
-/// and a writer never has more queue pairs, besides those that are being connected.
+/// Channels of one writer that are kept: it has one for appends, one for images, and one for the mirror of a table, of which it
+/// makes eight at most before it makes another for appends. After each failure it makes a new one, and this side, which only
+/// receives, does not learn that the old one is dead: the newest sixteen include all living ones, and a writer never has more
+/// queue pairs, besides those that are being connected.
 const CHANNELS_MAX: usize = 16;
 
 /// Admissions add theirs when they are complete, from other threads: the lock is not held while one connects.

@@ -8,7 +8,7 @@ use tailwind_protocol::layout::readable_size;
 use tailwind_report::report::Report;
 use tailwind_report::rows::{bytes, count, followed, micros, rows};
 use tailwind_report::sidecar::{AppendsReport, SidecarReport};
-use tailwind_report::table::{RebuildReport, TableReport};
+use tailwind_report::table::{MirrorState, RebuildReport, TableReport};
 use tailwind_report::verdict::ago;
 
 /// A report that is to be printed.
@@ -39,6 +39,11 @@ impl fmt::Display for Rendered<'_> {
         }
         if let Some(kept) = &report.table {
             writeln!(f, "table      {}", of_table(kept))?;
+            // Without any, the backups have no memory for them, which is how they are by default.
+            if kept.mirrors.iter().any(|mirror| mirror.state != MirrorState::None) {
+                let mirrors = kept.mirrors.iter().map(ToString::to_string).collect::<Vec<_>>();
+                writeln!(f, "mirrors    {}", mirrors.join("; "))?;
+            }
         }
         if let Some(follow) = &report.follow {
             let clients = report.clients.followers;

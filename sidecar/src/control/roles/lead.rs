@@ -23,6 +23,7 @@ use crate::control::Context;
 use crate::control::clean;
 use crate::control::desired::DesiredState;
 use crate::control::log::{self, TermStart};
+use crate::control::mirrors::{self, MirroredTerm};
 use crate::control::rebuild::Rebuilt;
 use crate::control::sources::Sources;
 use crate::control::status::table::Work;
@@ -45,6 +46,8 @@ struct TermExecutor {
     connected: HashSet<Seat>,
     /// What the last search for a spare could not use, to be said when it changes.
     unfit: Vec<String>,
+    /// The members of the set that have a seat, for the mirrors of a table.
+    in_set: watch::Sender<Vec<Arc<MemberLink>>>,
 }
 
 /// How a term has ended.
@@ -103,6 +106,8 @@ pub(super) async fn lead(
         context.shared.live_bytes.store(table.index().live_bytes(), Ordering::Relaxed);
     }
     let bounds = table.as_ref().map(|table| *table.bounds());
+    let view = table.as_ref().map(|table| Arc::clone(table.index().acked_view()));
+    let mirrored = view.map(|view| MirroredTerm { epoch: config.epoch, board: primary.board_identity(), view });
     let lead = Command::Lead(Box::new(primary), reference.last().0, table);
     context.log.begin(start, &context.shared, || context.path.send(lead));
     let mut term = TermExecutor {
@@ -112,6 +117,7 @@ pub(super) async fn lead(
         tasks: JoinSet::new(),
         connected: HashSet::new(),
         unfit: Vec::new(),
+        in_set: watch::Sender::default(),
     };
     let served = term.config.clone();
     if context.primary_address.is_some() {
@@ -126,6 +132,11 @@ pub(super) async fn lead(
     if let Some(bounds) = bounds {
         let cleaner = clean::clean(Arc::clone(context), served.epoch, bounds, unkeyed);
         term.tasks.spawn(async move { match cleaner.await {} });
+    }
+    if let Some(mirrored) = mirrored {
+        context.table.mirrors().begin(mirrored.epoch);
+        let mirrors = mirrors::keep(Arc::clone(context), mirrored, term.in_set.subscribe());
+        term.tasks.spawn(async move { match mirrors.await? {} });
     }
     first.into_iter().for_each(|output| term.execute(output));
     // Not the store itself, which may hang: a term goes on without it.
@@ -151,6 +162,7 @@ pub(super) async fn lead(
     };
     context.log.end();
     context.table.set(Work::Nothing);
+    context.table.mirrors().end();
     let was_cut_off =
         matches!(why, StepDown::TooFewMembers { needed, .. } if term.connected.len() < usize::from(needed));
     drop(term);
@@ -291,11 +303,13 @@ impl TermExecutor {
         self.tell(input);
     }
 
-    /// Closed segments are read from members of the set: a newcomer may not have them yet.
+    /// Closed segments are read from members of the set: a newcomer may not have them yet. Mirrors are kept at members alone.
     fn refresh_sources(&self) {
         let in_set = |tasks: &&SeatTasks| self.config.members.contains(tasks.link().member());
-        let links = self.seats.values().filter(in_set).map(|tasks| tasks.link().as_ref());
-        self.context.log.set_sources(Sources::new(links));
+        let links: Vec<Arc<MemberLink>> =
+            self.seats.values().filter(in_set).map(|tasks| Arc::clone(tasks.link())).collect();
+        self.context.log.set_sources(Sources::new(links.iter().map(Arc::as_ref)));
+        self.in_set.send_replace(links);
     }
 
     fn tell(&self, input: Input) {

@@ -2,8 +2,10 @@
 //!
 //! Used by [`promote`](super::promote), [`lead`](super::lead) and [`sources`](crate::control::sources).
 
+pub(in crate::control) mod mirror;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -67,6 +69,8 @@ pub struct MemberLink {
     cannot_pull: AtomicBool,
     /// It has lent its board.
     has_board: AtomicBool,
+    /// Channels of mirrors that have been opened.
+    mirror_channels: AtomicU32,
     /// Images go over a channel of their own, so that appends never wait behind them.
     bulk: Mutex<Option<Box<dyn Channel>>>,
 }
@@ -86,6 +90,7 @@ impl MemberLink {
             refusals: context.refusals.clone(),
             cannot_pull: AtomicBool::new(false),
             has_board: AtomicBool::new(false),
+            mirror_channels: AtomicU32::new(0),
             bulk: Mutex::new(None),
         }
     }

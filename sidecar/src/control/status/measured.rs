@@ -4,9 +4,11 @@
 //! Read by [`status`](super).
 
 use tailwind_protocol::config::PrimaryRef;
-use tailwind_protocol::ids::{GroupName, Lsn};
+use tailwind_protocol::ids::{Epoch, GroupName, Lsn};
+use tailwind_protocol::table::mirror::MirrorId;
 use tailwind_runtime::metrics::Snapshot;
 
+use super::mirrors::{KeptMirrors, MirrorRow};
 use super::snapshot;
 use super::times::PromotionTimes;
 use super::waits::Waits;
@@ -25,6 +27,7 @@ pub(super) struct Measured<'a> {
     pub(super) follows: &'a Follows,
     pub(super) waits: &'a Waits,
     pub(super) times: &'a PromotionTimes,
+    pub(super) mirrors: &'a KeptMirrors,
     pub(super) segment_bytes: u64,
     /// `None` without TLS.
     pub(super) certificate: Option<CertificateState>,
@@ -40,6 +43,7 @@ impl Measured<'_> {
             follows: &context.follows,
             waits: &context.waits,
             times: &context.times,
+            mirrors: context.table.mirrors(),
             segment_bytes: context.rules.segment_size.bytes().into(),
             certificate: context.access.certificate(),
         }
@@ -54,6 +58,10 @@ pub fn example_metrics() -> anyhow::Result<Snapshot> {
     let follows = Follows::new()?;
     // The lag is a metric only while somebody follows.
     let _seat = follows.take(Lsn(1));
+    // So is what a member's mirror lacks while there is one.
+    let mirrors = KeptMirrors::default();
+    mirrors.begin(Epoch(1));
+    mirrors.set(Epoch(1), vec![MirrorRow { member: "b0".parse()?, mirror: Some(MirrorId(1)), why: None }]);
     let measured = Measured {
         group: &"orders".parse()?,
         me: &PrimaryRef { id: "app-0".parse()?, control: String::new() },
@@ -62,6 +70,7 @@ pub fn example_metrics() -> anyhow::Result<Snapshot> {
         follows: &follows,
         waits: &Waits::default(),
         times: &PromotionTimes::default(),
+        mirrors: &mirrors,
         segment_bytes: 0,
         certificate: Some(CertificateState { reload_fails: false, expires: Some(0) }),
     };

@@ -10,6 +10,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::table::cleaner::Doing;
 use tailwind_report::table::{CleanerReport, CleanerState, RebuildReport, TableReport};
 
+use super::mirrors::KeptMirrors;
 use crate::options::TableSize;
 use crate::path::TableDescription;
 
@@ -35,26 +36,36 @@ pub enum Work {
     Cleaning(Doing),
 }
 
-/// The present work.
+/// The present work, and the mirrors of the index.
 #[derive(Debug, Default)]
-pub struct TableWork(Mutex<Work>);
+pub struct TableWork {
+    work: Mutex<Work>,
+    mirrors: KeptMirrors,
+}
 
 impl TableWork {
     /// It is this now.
     pub fn set(&self, work: Work) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = work;
+        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = work;
     }
 
     pub(in crate::control) fn get(&self) -> Work {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What to tell of a table of this size. `path` knows it while this sidecar leads.
+    /// The mirrors that this primary keeps.
+    pub fn mirrors(&self) -> &KeptMirrors {
+        &self.mirrors
+    }
+
+    /// What to tell of a table of this size. `path` knows it while this sidecar leads; `acked` is the last
+    /// acknowledged record.
     pub(super) fn report(
         &self,
         size: &TableSize,
         segment_size: SegmentSize,
         path: Option<&TableDescription>,
+        acked: Lsn,
     ) -> TableReport {
         let in_bytes = |segments: u32| u64::from(segments) * u64::from(segment_size.bytes());
         let (mut cleaner, mut rebuild, mut warm) = (None, None, None);
@@ -76,6 +87,7 @@ impl TableWork {
             cleaner: cleaner.filter(|_| path.is_some()),
             rebuild,
             warm,
+            mirrors: path.map_or_else(Vec::new, |_| self.mirrors.report(acked)),
         }
     }
 }

@@ -6,7 +6,7 @@ use tailwind_report::sidecar::{
     ClientsReport, FollowReport, Ladder, MemberReport, MemberState, PrimaryReport, ReaderReport, SegmentsReport,
     StandbyReport, Takeover,
 };
-use tailwind_report::table::{CleanerReport, CleanerState, RebuildReport, TableReport};
+use tailwind_report::table::{CleanerReport, CleanerState, MirrorReport, MirrorState, RebuildReport, TableReport};
 use tailwind_report::verdict::verdict;
 
 use super::*;
@@ -203,22 +203,42 @@ fn a_table_says_how_full_it_is_and_what_cleans_it() {
         cleaner: cleaner(CleanerState::Moving, Some(7)),
         rebuild: None,
         warm: None,
+        mirrors: vec![],
     };
     let line = |table: TableReport| {
         let found = rendered("first", SidecarReport { table: Some(table), ..primary() });
         found.lines().find(|line| line.starts_with("table ")).unwrap_or(&found).to_owned()
     };
     let figures = "table      12,345 of 2,097,152 keys, 5.0 MiB of 1.0 GiB live; 96.0 MiB of 2.0 GiB of log";
-    assert_eq!(line(table), format!("{figures}; cleaning segment 7"));
-    let stopped = TableReport { cleaner: cleaner(CleanerState::NotCleaned, Some(7)), ..table };
+    assert_eq!(line(table.clone()), format!("{figures}; cleaning segment 7"));
+    let stopped = TableReport { cleaner: cleaner(CleanerState::NotCleaned, Some(7)), ..table.clone() };
     assert_eq!(line(stopped), format!("{figures}; NOT CLEANED: segment 7 has a record that is not keyed"));
-    let elsewhere = TableReport { keys: None, live_bytes: None, log_bytes: None, cleaner: None, ..table };
-    assert_eq!(line(elsewhere), "table      of up to 2,097,152 keys, in 2.0 GiB of log");
-    let warm = TableReport { warm: Some(41_234), ..elsewhere };
+    let elsewhere = TableReport { keys: None, live_bytes: None, log_bytes: None, cleaner: None, ..table.clone() };
+    assert_eq!(line(elsewhere.clone()), "table      of up to 2,097,152 keys, in 2.0 GiB of log");
+    let warm = TableReport { warm: Some(41_234), ..elsewhere.clone() };
     assert_eq!(line(warm), "table      of up to 2,097,152 keys, in 2.0 GiB of log; index warm up to LSN 41234");
     let rebuild = Some(RebuildReport { folded: 12, segments: 1300 });
     let rebuilt = TableReport { rebuild, ..elsewhere };
     assert_eq!(line(rebuilt), "table      rebuilding its index: 12 of 1,300 segments");
+}
+
+#[test]
+fn mirrors_are_named_once_there_is_one() {
+    let mirror = |name: &str, state, why: Option<&str>| MirrorReport {
+        member: text(name),
+        state,
+        why: why.map(str::to_owned),
+        ..MirrorReport::default()
+    };
+    let line = |mirrors| {
+        let table = Some(TableReport { mirrors, ..TableReport::default() });
+        let found = rendered("first", SidecarReport { table, ..primary() });
+        found.lines().find(|line| line.starts_with("mirrors ")).map(str::to_owned)
+    };
+    let none = mirror("b1", MirrorState::None, Some("it lends 0 parts of 3 (--mirror)"));
+    assert_eq!(line(vec![none.clone()]), None);
+    let found = line(vec![mirror("b0", MirrorState::Live, None), none]);
+    assert_eq!(found.as_deref(), Some("mirrors    b0 live; b1 none (it lends 0 parts of 3 (--mirror))"));
 }
 
 #[test]
