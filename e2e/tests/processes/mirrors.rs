@@ -30,7 +30,7 @@ fn mirrors(group: &Group) -> Vec<Value> {
 }
 
 /// Every member has a mirror that shows everything.
-fn are_live(group: &Group) -> bool {
+pub(super) fn are_live(group: &Group) -> bool {
     let mirrors = mirrors(group);
     let is_live = |mirror: &Value| mirror["state"] == "live" && mirror["behind"] == 0;
     mirrors.len() == group.setup().copies && mirrors.iter().all(is_live)

@@ -1,5 +1,6 @@
 //! Tables while processes are killed: what was acknowledged is there after failovers, also for gets and copies in between,
-//! conditions were judged rightly, and the log is within its memory at the end, though many times its size was written.
+//! conditions were judged rightly, and the log is within its memory at the end, though many times its size was written. Mirrors of
+//! the index are live then.
 //!
 //! Several apps change keys all the while, their own and some that they share.
 
@@ -12,6 +13,7 @@ use tailwind_e2e::processes::races::Races;
 use tailwind_e2e::processes::steps::{OUTAGE, UNACKNOWLEDGED, wait_for_standby};
 use tailwind_e2e::processes::table_app::{Content, TableApp, read_table};
 
+use crate::mirrors::are_live;
 use crate::tables::{MEMORY, number, told, with_table};
 
 /// Apps at once.
@@ -31,7 +33,8 @@ struct Fixture {
 impl Fixture {
     fn start(fabric: &str) -> Fixture {
         let mut test = TestContext::start();
-        let setup = with_table(test.setup_with_default_timeouts(fabric).unwrap(), "1000");
+        let mut setup = with_table(test.setup_with_default_timeouts(fabric).unwrap(), "1000");
+        setup.backup_options.push(("--mirror", "8MiB".to_owned()));
         let group = test.start_group(setup).unwrap();
         let races = Arc::new(Races::default());
         let seed = test.random.next();
@@ -114,6 +117,7 @@ impl Fixture {
                 number(&table, "log_bytes") > 0 && number(&table, "log_bytes") <= MEMORY
             })
             .unwrap();
+        group.wait("live mirrors at all members", are_live).unwrap();
         note(&format!(
             "tables: {} KiB written, {mismatches} mismatches, {raced} races won, {gets} gets, {missed} answers missed",
             bytes >> 10
