@@ -4,6 +4,7 @@
 //! The lock is held for table work only, never while a thread is waited for or bytes move. Steps 1 to 4 of the proof in
 //! [`tcp`](super) are this file.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,6 +48,8 @@ struct State {
     secrets: Secrets<Writer>,
     /// By slot.
     lendings: Vec<Option<Arc<LentSlot>>>,
+    /// The slot of each of their keys: nearly every line of a mirror names another part than the one before.
+    slots: HashMap<u64, SlotId>,
     connections: Vec<Connection>,
     connections_ever: u64,
 }
@@ -100,12 +103,22 @@ impl LentSlot {
     }
 }
 
+impl State {
+    /// Takes the lending of `slot` out of the tables, if there is one.
+    fn forget_lending(&mut self, slot: SlotId) -> Option<Arc<LentSlot>> {
+        let lending = self.lendings[slot.0 as usize].take()?;
+        self.slots.remove(&lending.key);
+        Some(lending)
+    }
+}
+
 impl Registry {
     /// Empty tables for a pool of so many slots, and channels that are polled for this long before their threads sleep.
     pub(crate) fn new(slots: u32, spin: Duration) -> Registry {
         let (secrets, connections) = (Secrets::new(), Vec::new());
         let lendings = (0..slots).map(|_| None).collect();
-        let state = State { revoked_below: Writer(0), secrets, lendings, connections, connections_ever: 0 };
+        let slots = HashMap::new();
+        let state = State { revoked_below: Writer(0), secrets, lendings, slots, connections, connections_ever: 0 };
         Registry { state: Mutex::new(state), spin }
     }
 
@@ -127,12 +140,15 @@ impl Registry {
     /// Lends `memory` to `writer` under `key`.
     pub(crate) fn lend(&self, writer: Writer, slot: SlotId, key: u64, memory: Arc<Mapping>) {
         let lending = LentSlot { writer, key, length: memory.slot_size(), memory: Mutex::new(Some(memory)) };
-        lock(&self.state).lendings[slot.0 as usize] = Some(Arc::new(lending));
+        let mut state = lock(&self.state);
+        state.forget_lending(slot);
+        state.slots.insert(key, slot);
+        state.lendings[slot.0 as usize] = Some(Arc::new(lending));
     }
 
     /// Ends the lending of `slot`, if there is one.
     pub(crate) fn end(&self, slot: SlotId) {
-        let lending = lock(&self.state).lendings[slot.0 as usize].take();
+        let lending = lock(&self.state).forget_lending(slot);
         if let Some(lending) = lending {
             lending.end();
         }
@@ -141,7 +157,8 @@ impl Registry {
     /// The lending that `key` names, if it is `writer`'s.
     pub(crate) fn find(&self, writer: Writer, key: u64) -> Option<Arc<LentSlot>> {
         let state = lock(&self.state);
-        state.lendings.iter().flatten().find(|lending| lending.key == key && lending.writer == writer).cloned()
+        let lending = state.lendings[state.slots.get(&key)?.0 as usize].as_ref();
+        lending.filter(|lending| lending.key == key && lending.writer == writer).cloned()
     }
 
     /// Spends the secret that a peer has presented: serves the channel of its writer in a thread of its own, or drops the
@@ -194,10 +211,11 @@ impl Registry {
         is_over: impl Fn(Writer) -> bool,
     ) -> Result<Vec<SlotId>, FabricError> {
         state.secrets.forget(&is_over);
-        let slots = (0..).map(SlotId).zip(&mut state.lendings);
-        let (slots, lendings): (Vec<SlotId>, Vec<Arc<LentSlot>>) = slots
-            .filter_map(|(slot, lending)| Some((slot, lending.take_if(|lending| is_over(lending.writer))?)))
-            .unzip();
+        let lent = (0..).map(SlotId).zip(&state.lendings);
+        let of_these =
+            |lending: &Option<Arc<LentSlot>>| lending.as_ref().is_some_and(|lending| is_over(lending.writer));
+        let slots: Vec<SlotId> = lent.filter(|(_, lending)| of_these(lending)).map(|(slot, _)| slot).collect();
+        let lendings: Vec<Arc<LentSlot>> = slots.iter().filter_map(|slot| state.forget_lending(*slot)).collect();
         let connections: Vec<Connection> = state.connections.extract_if(.., |open| is_over(open.writer)).collect();
         // The threads need the lock to end.
         drop(state);
