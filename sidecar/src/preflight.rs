@@ -143,8 +143,8 @@ fn memory_lock(segment_size: SegmentSize) -> Finding {
         Some(limit) => Finding::poor(
             "memory lock",
             format!(
-                "at most {} may be pinned: all buffers of a backup must fit twice, as those that are read count again, or give \
-                 the container the capability IPC_LOCK",
+                "at most {} may be pinned: all buffers of a backup and its --mirror must fit twice, as those that are read count \
+                 again, or give the container the capability IPC_LOCK",
                 readable_size(limit)
             ),
         ),
