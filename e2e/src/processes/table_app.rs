@@ -329,9 +329,9 @@ impl App {
         let give_up = Instant::now() + TIMEOUT;
         loop {
             match self.with_table(|table| table.get_with(key, get)) {
-                Ok(entry) => {
+                Ok(got) => {
                     self.end.gets += 1;
-                    return Ok(entry.map(|entry| (entry.revision, entry.value.to_vec())));
+                    return Ok(got.entry.map(|entry| (entry.revision, entry.value.to_vec())));
                 }
                 Err(error) => self.after_outage(error, give_up)?,
             }

@@ -202,7 +202,8 @@ fn gets_and_copies_pass_a_rotten_copy_by() {
         let entry = table.get(b"first").unwrap().unwrap();
         assert_eq!((entry.revision, &*entry.value), (revision, &value[..]));
         let made = table.copy(b"second", b"first").unwrap();
-        let entry = table.get_with(b"second", &Get { least: Some(made.lsn()), ..Get::default() }).unwrap().unwrap();
+        let entry =
+            table.get_with(b"second", &Get { least: Some(made.lsn()), ..Get::default() }).unwrap().entry.unwrap();
         assert_eq!((entry.revision, &*entry.value), (made, &value[..]));
         copies += 1;
         fs::read(&file).is_ok_and(|bytes| bytes == good)
@@ -213,10 +214,10 @@ fn gets_and_copies_pass_a_rotten_copy_by() {
     }
     let fresh = Get { fresh: true, no_value: true, ..Get::default() };
     assert_eq!(
-        table.get_with(b"first", &fresh).unwrap().map(|entry| (entry.revision, entry.value.len())),
+        table.get_with(b"first", &fresh).unwrap().entry.map(|entry| (entry.revision, entry.value.len())),
         Some((revision, 0))
     );
-    assert_eq!(table.get_with(b"third", &fresh).unwrap(), None);
+    assert_eq!(table.get_with(b"third", &fresh).unwrap().entry, None);
     assert!(copies > 0);
     let corruption = [
         "corrupt copy",

@@ -90,7 +90,7 @@ mod types;
 pub use apply::{Applied, Apply};
 pub use content::{Change, Entry};
 pub use error::Error;
-pub use get::Get;
+pub use get::{Get, Got};
 pub use reserved::Reserved;
 pub use tailwind_protocol::history::History;
 pub use tailwind_protocol::ids::{Epoch, Lsn};

@@ -20,7 +20,7 @@ use tailwind_protocol::table::request::Mismatch;
 
 use crate::apply::Apply;
 use crate::buffer::{Inbox, Outbox};
-use crate::content::Entry;
+use crate::get::Got;
 use crate::ring::Ring;
 use crate::types::{Ack, Limits, PassedBarrier, Position, RoleInfo, Start, Ticket, Welcome, known};
 use crate::{Error, OUTSTANDING_APPENDS_MAX};
@@ -70,7 +70,7 @@ pub(crate) enum Reply {
     Trimmed(Lsn),
     Status(String),
     Position(Position),
-    Value(Option<Entry>),
+    Value(Got),
 }
 
 impl Reply {
@@ -98,8 +98,8 @@ impl Reply {
         if let Reply::Position(position) = self { Ok(position) } else { Err(mismatched()) }
     }
 
-    pub(crate) fn value(self) -> Result<Option<Entry>, Error> {
-        if let Reply::Value(entry) = self { Ok(entry) } else { Err(mismatched()) }
+    pub(crate) fn value(self) -> Result<Got, Error> {
+        if let Reply::Value(got) = self { Ok(got) } else { Err(mismatched()) }
     }
 }
 
@@ -759,9 +759,9 @@ impl Session {
             Response::Position { epoch, last } => {
                 self.on_reply(request, Ok(Reply::Position(Position { epoch: Epoch(epoch), last: Lsn(last) })));
             }
-            Response::Value { revision, value, .. } => {
-                let entry = revision.map(|revision| Entry { value: value.into(), revision });
-                self.on_reply(request, Ok(Reply::Value(entry)));
+            Response::Value { revision, as_of, value, older, stale } => {
+                let got = Got::new(revision, Lsn(as_of), value, older, stale);
+                self.on_reply(request, Ok(Reply::Value(got)));
             }
         }
         Ok(Some(size))

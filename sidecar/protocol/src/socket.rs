@@ -95,13 +95,18 @@ pub const READ_TAIL: u32 = 1;
 pub const READ_ANYWHERE: u32 = 2;
 /// Flag of `Get`: everything that was acknowledged to anybody before the request. Since version 4.
 pub const GET_FRESH: u16 = 1;
-/// Flag of `Get`: leave the value out. Since version 4. The flag 2 is kept for what a later version may allow.
+/// Flag of `Get`: if no sound copy of the key's newest value can be had, the one before will do. Since version 4.
+pub const GET_OLDER: u16 = 2;
+/// Flag of `Get`: leave the value out. Since version 4.
 pub const GET_NO_VALUE: u16 = 4;
 /// What `Value` says of a key.
 mod found {
     pub(super) const ABSENT: u8 = 0;
     pub(super) const VALUE: u8 = 1;
+    pub(super) const OLDER: u8 = 2;
 }
+/// Flag of `Value`: the view is stale.
+const VALUE_STALE: u8 = 1;
 /// Flag of `End`: the reader has caught up and the tail continues.
 const END_TAILING: u8 = 1;
 /// Flag of `Lag`: the view is stale.
@@ -172,7 +177,7 @@ pub enum Request<'a> {
         key: Key<'a>,
         /// The state after this record, or later; 0 for any.
         least: u64,
-        /// [`GET_FRESH`] and [`GET_NO_VALUE`].
+        /// [`GET_FRESH`], [`GET_OLDER`] and [`GET_NO_VALUE`].
         flags: u16,
     },
     /// Send acknowledged records from an LSN on.
@@ -314,12 +319,16 @@ pub enum Response<'a> {
     Mismatch(Mismatch),
     /// What is acknowledged of a key. Since version 4.
     Value {
-        /// The key's revision; `None`: it is absent.
+        /// The key's revision; `None`: it is absent, or the value is an older one.
         revision: Option<Revision>,
-        /// The state after this record: the last that was acknowledged.
+        /// The state after this record, or after a later one; 0 with an older value.
         as_of: u64,
         /// The value; empty if the key is absent, or if none was asked for.
         value: &'a [u8],
+        /// The key had this value some time before the one that cannot be had; which revision it had is not known.
+        older: bool,
+        /// The view is older than 300 ms, or nobody knows how old.
+        stale: bool,
     },
     /// Look at the ring, in which something has changed. Answers nothing: request 0.
     Wake,

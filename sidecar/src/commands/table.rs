@@ -1,11 +1,12 @@
 //! `table`: keys of a group that keeps a table, changed at the primary, and read at any sidecar.
 //!
 //! The table is in the log, and nowhere else as a whole: to read it is to follow the log from its first record on. One key can be
-//! asked for at the primary.
+//! asked for, which any sidecar answers where backups keep mirrors, and the primary everywhere.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
@@ -74,9 +75,10 @@ struct DeleteOptions {
 }
 
 /// What a get says beside its options.
-const READS_KEY: &str = "The first sidecar that answers is asked. If it is the primary, it looks the key up, and shows what was \
-                         acknowledged last. In any other role this reads the log of the table as a whole, and what was \
-                         acknowledged last may be missing.";
+const READS_KEY: &str = "The first sidecar that answers is asked, in any role. It shows everything that was \
+                         acknowledged before. If it is not the primary, it needs a backup with a mirror, and the \
+                         primary to say how far the log is. Without them this reads the log of the table as a \
+                         whole, and what was acknowledged last may be missing.";
 
 /// What a list says beside its options.
 const READS_ALL: &str = "This reads the log of the table as a whole, at the first sidecar that answers, in any role. Off the \
@@ -92,6 +94,9 @@ struct GetOptions {
     /// The key
     #[arg(value_name = "KEY")]
     key: OsString,
+    /// If no backup has a sound copy of the newest value, show the one before, and say so
+    #[arg(long)]
+    older: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -174,22 +179,35 @@ fn change(what: &str, key: &OsStr, apply: &Apply, target: &Target) -> anyhow::Re
 
 fn get(options: &GetOptions) -> anyhow::Result<()> {
     let key = options.key.as_bytes();
-    let Some(entry) = entry(&options.target, key)? else { bail!("get {}: it is absent", options.key.display()) };
+    let Some(value) = value(options, key)? else { bail!("get {}: it is absent", options.key.display()) };
     let mut out = io::stdout().lock();
-    out.write_all(&entry.value).and_then(|()| out.write_all(b"\n")).context(WRITE)
+    out.write_all(&value).and_then(|()| out.write_all(b"\n")).context(WRITE)
 }
 
-/// What a key has: at the primary by a get, which is fresh, and elsewhere from the log.
-fn entry(target: &Target, key: &[u8]) -> anyhow::Result<Option<Entry>> {
-    let client = target.connect_to_any()?;
-    if client.role_info().role != Role::Primary {
-        return Ok(whole(client, key)?.get(key).cloned());
+/// What a key has, by a fresh get, or else from the log.
+fn value(options: &GetOptions, key: &[u8]) -> anyhow::Result<Option<Arc<[u8]>>> {
+    let client = options.target.connect_to_any()?;
+    let is_primary = client.role_info().role == Role::Primary;
+    match Table::over(client)?.get_with(key, &Get { fresh: true, older: options.older, ..Get::default() }) {
+        Ok(got) => {
+            if got.older.is_some() {
+                tell("no backup has a sound copy of the newest value: this is the one before");
+            }
+            if got.stale {
+                tell("the view is stale");
+            }
+            Ok(got.older.or(got.entry.map(|entry| entry.value)))
+        }
+        // It has lost the role since, or was none that could say.
+        Err(Error::NotPrimary { .. }) => value_in_log(options, key),
+        Err(Error::Retry { .. }) if !is_primary => value_in_log(options, key),
+        Err(error) => Err(error).context("get the key"),
     }
-    match Table::over(client)?.get_with(key, &Get { fresh: true, ..Get::default() }) {
-        // It has lost the role since.
-        Err(Error::NotPrimary { .. }) => Ok(whole(target.connect_to_any()?, key)?.get(key).cloned()),
-        got => got.context("get the key"),
-    }
+}
+
+fn value_in_log(options: &GetOptions, key: &[u8]) -> anyhow::Result<Option<Arc<[u8]>>> {
+    let table = whole(options.target.connect_to_any()?, key)?;
+    Ok(table.get(key).map(|entry| Arc::clone(&entry.value)))
 }
 
 fn list(options: &ListOptions) -> anyhow::Result<()> {

@@ -54,8 +54,8 @@ impl Getter<GetId> for PathGetter<'_> {
 
 fn response<'a>(Lsn(as_of): Lsn, answer: &Answer<'a>) -> Response<'a> {
     match *answer {
-        Answer::Value(revision, value) => Response::Value { revision: Some(revision), as_of, value },
-        Answer::Absent => Response::Value { revision: None, as_of, value: &[] },
+        Answer::Value(revision, value) => Response::Value { revision: Some(revision), as_of, value, older: false, stale: false },
+        Answer::Absent => Response::Value { revision: None, as_of, value: &[], older: false, stale: false },
         Answer::Unavailable(message) => {
             Response::Error { code: ErrorCode::Unavailable, fatal: false, retry_after_ms: RETRY_MS, message }
         }

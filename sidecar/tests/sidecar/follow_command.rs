@@ -18,11 +18,14 @@ use tailwind_protocol::socket::{
 /// A command that says nothing for so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A sidecar with one connection, whose answers are scripted.
+/// A sidecar with one connection, or a few after one another, whose answers are scripted.
 pub(crate) struct Sidecar {
     folder: tempfile::TempDir,
     script: JoinHandle<()>,
 }
+
+/// What happens on one connection.
+type Script = Box<dyn FnOnce(&mut Peer) + Send>;
 
 impl Sidecar {
     fn new(version: u16, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
@@ -39,15 +42,29 @@ impl Sidecar {
         Sidecar::with(VERSION, true, Role::Primary, script)
     }
 
+    /// One of a group that keeps a table, to which the command connects twice.
+    pub(crate) fn of_table_twice(
+        first: impl FnOnce(&mut Peer) + Send + 'static,
+        second: impl FnOnce(&mut Peer) + Send + 'static,
+    ) -> Sidecar {
+        Sidecar::with_all(VERSION, true, Role::Standby, vec![Box::new(first), Box::new(second)])
+    }
+
     fn with(version: u16, table: bool, role: Role, script: impl FnOnce(&mut Peer) + Send + 'static) -> Sidecar {
+        Sidecar::with_all(version, table, role, vec![Box::new(script)])
+    }
+
+    fn with_all(version: u16, table: bool, role: Role, scripts: Vec<Script>) -> Sidecar {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("append.sock")).unwrap();
         let script = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            let mut peer = Peer { stream, received: Vec::new() };
-            peer.welcome(version, table, role);
-            script(&mut peer);
+            for script in scripts {
+                let (stream, _) = listener.accept().unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut peer = Peer { stream, received: Vec::new() };
+                peer.welcome(version, table, role);
+                script(&mut peer);
+            }
         });
         Sidecar { folder, script }
     }

@@ -20,7 +20,7 @@ fn get(client: &mut Client, key: &str, least: u64, flags: u16) {
 }
 
 fn value(revision: u64, as_of: u64, value: &[u8]) -> String {
-    format!("{:?}", Response::Value { revision: Revision::of(Lsn(revision)), as_of, value })
+    format!("{:?}", Response::Value { revision: Revision::of(Lsn(revision)), as_of, value, older: false, stale: false })
 }
 
 fn copy<'a>(key: &'a str, source: &'a str) -> Operation<'a> {

@@ -7,7 +7,7 @@ use crate::follow_command::{Peer, Sidecar};
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{
-    Batch, ErrorCode, GET_FRESH, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, put_batch_record,
+    Batch, ErrorCode, GET_FRESH, GET_OLDER, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, put_batch_record,
     put_operation,
 };
 use tailwind_protocol::table::record::{Key, KeyedRecord, Revision, Value};
@@ -112,12 +112,11 @@ fn serve_table(peer: &mut Peer) -> u64 {
 }
 
 #[test]
-fn get_and_list_show_the_table_as_it_is() {
-    let cases: [(&[&str], _); 4] = [
+fn list_shows_the_table_as_it_is() {
+    let cases: [(&[&str], _); 3] = [
         (&["list"], "8\ta/1\ttwo\n10\ta/2\\t\tthree\n7\tb\t\\xff\\n\n"),
         (&["list", "a/"], "8\ta/1\ttwo\n10\ta/2\\t\tthree\n"),
         (&["list", "c"], ""),
-        (&["get", "a/1"], "two\n"),
     ];
     for (nth, (args, out)) in cases.into_iter().enumerate() {
         let sidecar = Sidecar::of_table(move |peer| {
@@ -131,12 +130,6 @@ fn get_and_list_show_the_table_as_it_is() {
         let ended = sidecar.run(&[&["table"], args].concat());
         assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(0), out, ""), "{args:?}");
     }
-    let sidecar = Sidecar::of_table(|peer| {
-        let request = serve_table(peer);
-        peer.send(request, Response::End { next: 11, tailing: true });
-    });
-    let ended = sidecar.run(&["table", "get", "a/gone"]);
-    assert_eq!((ended.code, ended.errors.as_str()), (Some(1), "table: get a/gone: it is absent\n"));
 }
 
 #[test]
@@ -146,18 +139,66 @@ fn append_refuses_a_table_before_it_sends_anything() {
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
 }
 
+fn get(key: &str, flags: u16) -> Request<'_> {
+    Request::Get { key: Key::new(key.as_bytes()).unwrap(), least: 0, flags }
+}
+
+fn value(revision: u64, value: &[u8]) -> Response<'_> {
+    Response::Value { revision: Revision::of(Lsn(revision)), as_of: 9, value, older: false, stale: false }
+}
+
+#[test]
+fn get_says_if_a_value_is_stale_or_older() {
+    let stale = Response::Value { revision: None, as_of: 9, value: b"", older: false, stale: true };
+    let older = Response::Value { revision: None, as_of: 0, value: b"one", older: true, stale: false };
+    let cases = [
+        (value(8, b"two"), Some(0), "two\n", ""),
+        (value(0, b""), Some(1), "", "table: get a/1: it is absent\n"),
+        (stale, Some(1), "", "the view is stale\ntable: get a/1: it is absent\n"),
+        (older, Some(0), "one\n", "no backup has a sound copy of the newest value: this is the one before\n"),
+    ];
+    for (answer, code, out, errors) in cases {
+        let sidecar = Sidecar::of_table(move |peer| {
+            let request = peer.expect(get("a/1", GET_FRESH | GET_OLDER));
+            peer.send(request, answer);
+        });
+        let ended = sidecar.run(&["table", "get", "a/1", "--older"]);
+        assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (code, out, errors));
+    }
+}
+
+#[test]
+fn get_reads_the_log_where_nothing_else_helps() {
+    for (key, code, out, errors) in
+        [("a/1", Some(0), "two\n", ""), ("a/gone", Some(1), "", "table: get a/gone: it is absent\n")]
+    {
+        let asked = move |peer: &mut Peer| {
+            let request = peer.expect(get(key, GET_FRESH));
+            let (code, message) = (ErrorCode::Unavailable, "no mirror");
+            peer.send(request, Response::Error { code, fatal: false, retry_after_ms: 500, message });
+        };
+        let read = |peer: &mut Peer| {
+            let request = serve_table(peer);
+            peer.send(request, Response::End { next: 11, tailing: true });
+        };
+        let sidecar = Sidecar::of_table_twice(asked, read);
+        let ended = sidecar.run(&["table", "get", key]);
+        assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (code, out, errors));
+    }
+}
+
 #[test]
 fn get_asks_the_primary_for_one_key() {
-    let get = || Request::Get { key: Key::new(b"a/1").unwrap(), least: 0, flags: GET_FRESH };
+    let get = || get("a/1", GET_FRESH);
     let sidecar = Sidecar::of_primary(move |peer| {
         let request = peer.expect(get());
-        peer.send(request, Response::Value { revision: Revision::of(Lsn(8)), as_of: 9, value: b"two" });
+        peer.send(request, value(8, b"two"));
     });
     let ended = sidecar.run(&["table", "get", "a/1"]);
     assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(0), "two\n", ""));
     let sidecar = Sidecar::of_primary(move |peer| {
         let request = peer.expect(get());
-        peer.send(request, Response::Value { revision: None, as_of: 9, value: b"" });
+        peer.send(request, value(0, b""));
     });
     let ended = sidecar.run(&["table", "get", "a/1"]);
     assert_eq!(

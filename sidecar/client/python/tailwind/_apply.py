@@ -112,12 +112,12 @@ class Apply:
         return body
 
 
-def get_body(peer: str, key: object, fresh: bool, least: object, no_value: bool) -> bytes:
+def get_body(peer: str, key: object, fresh: bool, least: object, older: bool, no_value: bool) -> bytes:
     """The body of a `GET` that the sidecar behind `peer` would take."""
     data = _key(key)
     if len(data) > KEY_SIZE_MAX:
         raise TooLarge("%s: key of %d bytes: the limit is %d" % (peer, len(data), KEY_SIZE_MAX))
-    flags = (frames.FRESH if fresh else 0) | (frames.NO_VALUE if no_value else 0)
+    flags = (frames.FRESH if fresh else 0) | (frames.OLDER if older else 0) | (frames.NO_VALUE if no_value else 0)
     return frames.get(data, to_number("least", least), flags)
 
 

@@ -6,7 +6,7 @@ import struct
 from typing import List, Optional, Sequence, Tuple
 
 from .errors import ErrorCode
-from .types import Entry, Record, Role, Welcome
+from .types import Entry, Got, Record, Role, Welcome
 
 VERSION_MIN, VERSION = 1, 4
 VERSION_FOLLOW = 2
@@ -26,7 +26,7 @@ HOLD = 1
 """Flag of `HELLO`: be welcomed only once the sidecar is primary."""
 TAIL, ANYWHERE = 1, 2
 """Flags of `READ`."""
-FRESH, NO_VALUE = 1, 4
+FRESH, OLDER, NO_VALUE = 1, 2, 4
 """Flags of `GET`."""
 TABLE = 2
 """Flag of `WELCOME`: this group keeps a table."""
@@ -52,7 +52,7 @@ _OPERATIONS = struct.Struct("<H6x")
 _OPERATION = struct.Struct("<BBHIQ")
 _MISMATCH = struct.Struct("<H6xQ")
 _GET = struct.Struct("<HH4xQ")
-_VALUE = struct.Struct("<B7xQQ")
+_VALUE = struct.Struct("<BB6xQQ")
 
 PUT, DELETE, COPY, REQUIRE = 1, 2, 3, 4
 """Kinds of operations in an `APPLY`. Keyed records have the first two as well."""
@@ -148,13 +148,15 @@ def parse_mismatch(body: bytes) -> Tuple[int, Optional[int]]:
     return number, revision or None
 
 
-def parse_value(body: bytes) -> Optional[Entry]:
-    """What a `VALUE` says; None: the key is absent."""
-    found, revision, _as_of = _VALUE.unpack_from(body)
+def parse_value(body: bytes) -> Got:
+    """What a `VALUE` says."""
+    found, flags, revision, as_of = _VALUE.unpack_from(body)
     value = body[_VALUE.size :]
-    if found not in (0, 1) or (found == 1) != (revision != 0) or (found == 0 and value):
+    is_older = found == 2
+    if found not in (0, 1, 2) or (found == 1) != (revision != 0) or (found == 0 and value) or (is_older and as_of):
         raise ValueError("a value that no key has")
-    return Entry(value, revision) if found else None
+    entry = Entry(value, revision) if revision else None
+    return Got(entry, value if is_older else None, None if is_older else as_of, bool(flags & 1))
 
 
 def _name(text: bytes) -> Optional[str]:

@@ -11,13 +11,13 @@ from ._apply import Apply, get_body
 from ._asyncio import AsyncClient
 from ._blocking import Client
 from ._connection import Path
-from .types import Entry, Ticket
+from .types import Entry, Got, Ticket
 
 
 class Table:
     """A table, through one connection to a sidecar: for one thread at a time.
 
-    `hold` and `timeout` are those of `Client`; left without an exception, a `with` block flushes. `get` reads one key at the primary; to keep many at hand, have a `LocalTable`.
+    `hold` and `timeout` are those of `Client`; left without an exception, a `with` block flushes. `get` reads one key; to keep many at hand, have a `LocalTable`.
 
     Connecting raises as `Client` does, and `WrongKind` at a group that keeps a log. Each call that changes keys raises
     `NotPrimary`, `Retry`, `TooLarge` or `TableFull`: nothing was done. `Mismatch`: nothing was done, because a condition did not
@@ -58,14 +58,23 @@ class Table:
     def get(
         self, key: bytes, *, fresh: bool = False, least: int = 0, no_value: bool = False
     ) -> Optional[Entry]:
-        """What the primary has of the key: its value and revision; None: it is absent. What is acknowledged is seen, and on one
-        connection nothing older than before. `fresh`: everything that was acknowledged to anybody before the call, with proof
-        that the sidecar was still primary. `least`: the state after this LSN or later. `no_value`: the value is left empty.
+        """What the key has: its value and revision; None: it is absent. What is acknowledged is seen, and on one connection nothing
+        older than before. Off the primary that is a moment behind: it is read from a backup's mirror of the index. `fresh`:
+        everything that was acknowledged to anybody before the call; the primary has proved then that it still is. `least`: the
+        state after this LSN or later. `no_value`: the value is left empty.
 
-        Raises `NotPrimary`, and `Retry` if that cannot be had within 5 seconds."""
+        Raises `Retry` if that cannot be had within 5 seconds, as off the primary of a group without mirrors; `NotPrimary` if the
+        sidecar has lost the role since: ask again."""
+        return self.get_with(key, fresh=fresh, least=least, no_value=no_value).entry
+
+    def get_with(
+        self, key: bytes, *, fresh: bool = False, least: int = 0, older: bool = False, no_value: bool = False
+    ) -> Got:
+        """As `get`, with more to learn. `older`: off the primary, if no member has a sound copy of the key's newest value, the one
+        before will do."""
         client = self.client
-        body = get_body(client._session.peer, key, fresh, least, no_value)
-        return cast(Optional[Entry], client._ask(frames.GET, body))
+        body = get_body(client._session.peer, key, fresh, least, older, no_value)
+        return cast(Got, client._ask(frames.GET, body))
 
     def copy(self, key: bytes, source: bytes) -> int:
         """Gives the key the value that another key has; returns the key's revision. `Mismatch` if the source is absent."""
@@ -138,10 +147,16 @@ class AsyncTable:
         self, key: bytes, *, fresh: bool = False, least: int = 0, no_value: bool = False
     ) -> Optional[Entry]:
         """As `Table.get`."""
+        return (await self.get_with(key, fresh=fresh, least=least, no_value=no_value)).entry
+
+    async def get_with(
+        self, key: bytes, *, fresh: bool = False, least: int = 0, older: bool = False, no_value: bool = False
+    ) -> Got:
+        """As `Table.get_with`."""
         client = self.client
         client._check()
-        body = get_body(client._session.peer, key, fresh, least, no_value)
-        return cast(Optional[Entry], await client._ask(frames.GET, body))
+        body = get_body(client._session.peer, key, fresh, least, older, no_value)
+        return cast(Got, await client._ask(frames.GET, body))
 
     async def copy(self, key: bytes, source: bytes) -> int:
         """Gives the key the value that another key has; returns the key's revision. `Mismatch` if the source is absent."""

@@ -126,6 +126,21 @@ class Entry(NamedTuple):
     """LSN of the record that gave it this value: what a condition names."""
 
 
+class Got(NamedTuple):
+    """What a get has found."""
+
+    entry: Optional[Entry]
+    """The key's value and revision. None: the key is absent, or only an older value can be had."""
+    older: Optional[bytes]
+    """A value that the key had some time before the one that cannot be had; which revision it had is not known. Only where the
+    get allows it."""
+    as_of: Optional[int]
+    """The entry, or that there is none, is the state after this LSN or after a later one. A get of another connection sees nothing
+    older if it asks for this `least`. None with an older value."""
+    stale: bool
+    """What was acknowledged in the last 300 ms may be missing, or nobody knows how much. Never at the primary."""
+
+
 class Put(NamedTuple):
     """A key of a table has this value from here on."""
 

@@ -143,8 +143,8 @@ class Peer:
     def mismatch(self, request, operation, revision):
         self.send(MISMATCH, request, struct.pack("<H6xQ", operation, revision))
 
-    def value(self, request, revision, as_of, value=b""):
-        self.send(VALUE, request, struct.pack("<B7xQQ", revision != 0, revision, as_of) + value)
+    def value(self, request, revision, as_of, value=b"", older=False, stale=False):
+        self.send(VALUE, request, struct.pack("<BB6xQQ", 2 if older else revision != 0, stale, revision, as_of) + value)
 
     def role(self, role, primary, epoch=4, last=9):
         self.send(ROLE, 0, struct.pack("<B7xQQ", role, epoch, last) + primary.encode())

@@ -47,6 +47,9 @@ class Requests(unittest.TestCase):
             peer.value(peer.expect(fake.GET, fake.get(b"k")), 10, 12, b"value")
             peer.value(peer.expect(fake.GET, fake.get(b"k", 12, 5)), 10, 12)
             peer.value(peer.expect(fake.GET, fake.get(b"gone", 0, 1)), 0, 12)
+            peer.value(peer.expect(fake.GET, fake.get(b"k", 0, 2)), 10, 13, b"value", stale=True)
+            peer.value(peer.expect(fake.GET, fake.get(b"k", 12, 3)), 0, 14, stale=True)
+            peer.value(peer.expect(fake.GET, fake.get(b"k", 0, 6)), 0, 0, b"before", older=True)
             peer.error(peer.expect(fake.GET, fake.get(b"k")), fake.UNAVAILABLE)
             peer.error(peer.expect(fake.GET, fake.get(b"k")), fake.NOT_PRIMARY)
             peer.expect_end()
@@ -55,6 +58,9 @@ class Requests(unittest.TestCase):
             self.assertEqual(table.get(b"k"), (b"value", 10))
             self.assertEqual(table.get(b"k", fresh=True, least=12, no_value=True), (b"", 10))
             self.assertIsNone(table.get(b"gone", fresh=True))
+            self.assertEqual(table.get_with(b"k", older=True), ((b"value", 10), None, 13, True))
+            self.assertEqual(table.get_with(b"k", fresh=True, least=12, older=True), (None, None, 14, True))
+            self.assertEqual(table.get_with(b"k", older=True, no_value=True), (None, b"before", None, False))
             self.assertRaises(Retry, table.get, b"k")
             self.assertRaises(NotPrimary, table.get, b"k")
             for key, kind in ((b"", ValueError), ("k", TypeError), (b"k" * 1025, TooLarge)):
@@ -62,7 +68,7 @@ class Requests(unittest.TestCase):
 
     @with_both_tables
     def test_an_answer_that_no_key_has_ends_the_connection(self, connect):
-        for found, revision, value in ((1, 0, b"v"), (0, 3, b""), (0, 0, b"v"), (2, 3, b"v")):
+        for found, revision, value in ((1, 0, b"v"), (0, 3, b""), (0, 0, b"v"), (2, 3, b"v"), (2, 0, b"v"), (3, 0, b"")):
             def script(peer):
                 peer.welcome(table=True)
                 body = struct.pack("<B7xQQ", found, revision, 9) + value

@@ -12,7 +12,7 @@ use super::Client;
 use crate::Result;
 use crate::apply::{Applied, Apply};
 use crate::content::{Change, Entry};
-use crate::get::Get;
+use crate::get::{Get, Got};
 use crate::local::Local;
 use crate::types::{Options, Ticket};
 
@@ -76,13 +76,13 @@ impl Table {
         Ok(self.apply(Apply::new().delete_if(key, revision)).await?.last)
     }
 
-    /// What the primary has of the key; `None`: it is absent.
+    /// What the key has; `None`: it is absent.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Entry>> {
-        self.get_with(key, &Get::default()).await
+        Ok(self.get_with(key, &Get::default()).await?.entry)
     }
 
-    /// The same, with more to ask for.
-    pub async fn get_with(&mut self, key: &[u8], get: &Get) -> Result<Option<Entry>> {
+    /// The same, with more to ask for, and more to learn.
+    pub async fn get_with(&mut self, key: &[u8], get: &Get) -> Result<Got> {
         self.client.ask(&get.request(key)?).await?.value()
     }
 

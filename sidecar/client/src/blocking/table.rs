@@ -11,11 +11,11 @@ use super::Client;
 use crate::Result;
 use crate::apply::{Applied, Apply};
 use crate::content::{Change, Entry};
-use crate::get::Get;
+use crate::get::{Get, Got};
 use crate::local::Local;
 use crate::types::{Options, Ticket};
 
-/// One connection to a sidecar of a group that keeps a table, to change and read keys at the primary.
+/// One connection to a sidecar of a group that keeps a table, to read keys, and at the primary to change them.
 ///
 /// A change that is acknowledged is at every current backup, as an append is. The errors of every call that changes keys:
 ///
@@ -95,26 +95,28 @@ impl Table {
         Ok(self.apply(Apply::new().delete_if(key, revision))?.last)
     }
 
-    /// What the primary has of the key; `None`: it is absent. What is acknowledged is seen, and on one connection nothing older
-    /// than what was seen before; a primary that has been deposed and has not noticed may show what was true until then.
+    /// What the key has; `None`: it is absent. What is acknowledged is seen, and on one connection nothing older than what was
+    /// seen before. The primary shows all of that; one that has been deposed and has not noticed shows what was true until
+    /// then. Every other sidecar reads a backup's mirror of the index, which is a moment behind.
     ///
-    /// Fails with [`Retry`](crate::Error::Retry) if the value could not be read, and with
-    /// [`NotPrimary`](crate::Error::NotPrimary) off the primary, where a [`LocalTable`] can be had.
+    /// Fails with [`Retry`](crate::Error::Retry) if it could not be read within 5 seconds, as off the primary of a group without
+    /// mirrors: a [`LocalTable`] can be had there. With [`NotPrimary`](crate::Error::NotPrimary) if the sidecar has lost the
+    /// role since: ask again.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Entry>> {
-        self.get_with(key, &Get::default())
+        Ok(self.get_with(key, &Get::default())?.entry)
     }
 
-    /// The same, with more to ask for. What cannot be had within 5 seconds fails with [`Retry`](crate::Error::Retry).
+    /// The same, with more to ask for, and more to learn.
     ///
     /// ```no_run
     /// use tailwind_client::{Get, blocking::Table};
     ///
     /// # fn example(table: &mut Table) -> Result<(), tailwind_client::Error> {
-    /// let entry = table.get_with(b"lease", &Get { fresh: true, ..Get::default() })?;
+    /// let lease = table.get_with(b"lease", &Get { fresh: true, ..Get::default() })?.entry;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn get_with(&mut self, key: &[u8], get: &Get) -> Result<Option<Entry>> {
+    pub fn get_with(&mut self, key: &[u8], get: &Get) -> Result<Got> {
         self.client.ask(&get.request(key)?)?.value()
     }
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::fake::{Peer, Server, WELCOME};
 use tailwind_client::blocking::{Client, LocalTable, Table};
-use tailwind_client::{Apply, Change, Epoch, Error, Get, Lsn, Options, Revision};
+use tailwind_client::{Apply, Change, Epoch, Error, Get, Got, Lsn, Options, Revision};
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{
-    Batch, ErrorCode, GET_FRESH, GET_NO_VALUE, Operations, READ_ANYWHERE, READ_TAIL, Request, Response, Welcome,
-    put_batch_record, put_operation,
+    Batch, ErrorCode, GET_FRESH, GET_NO_VALUE, GET_OLDER, Operations, READ_ANYWHERE, READ_TAIL, Request, Response,
+    Welcome, put_batch_record, put_operation,
 };
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Expected, Mismatch, Operation, Written};
@@ -102,11 +102,18 @@ fn each_get_sends_what_it_asks_for() {
     let get = |key: &'static [u8], least, flags| Request::Get { key: Key::new(key).unwrap(), least, flags };
     let server = server(move |mut peer| {
         let request = peer.expect(get(b"a", 0, 0));
-        peer.send(request, Response::Value { revision: revision(7), as_of: 9, value: b"one" });
+        let value =
+            |number, value| Response::Value { revision: revision(number), as_of: 9, value, older: false, stale: false };
+        peer.send(request, value(7, b"one"));
         let request = peer.expect(get(b"a", 9, GET_FRESH | GET_NO_VALUE));
-        peer.send(request, Response::Value { revision: revision(7), as_of: 9, value: b"" });
+        peer.send(request, value(7, b""));
         let request = peer.expect(get(b"b", 0, GET_FRESH));
-        peer.send(request, Response::Value { revision: None, as_of: 9, value: b"" });
+        peer.send(request, value(0, b""));
+        for (as_of, older) in [(9, false), (0, true)] {
+            let request = peer.expect(get(b"c", 0, GET_OLDER));
+            let value = if older { &b"two"[..] } else { b"" };
+            peer.send(request, Response::Value { revision: None, as_of, value, older, stale: !older });
+        }
         for code in [ErrorCode::NotPrimary, ErrorCode::Unavailable] {
             let request = peer.expect(get(b"a", 0, 0));
             peer.refuse(request, code, "words");
@@ -115,10 +122,16 @@ fn each_get_sends_what_it_asks_for() {
     let mut table = Table::connect(server.path()).unwrap();
     let entry = table.get(b"a").unwrap().unwrap();
     assert_eq!((&*entry.value, Some(entry.revision)), (&b"one"[..], revision(7)));
-    let known = Get { fresh: true, least: Some(Lsn(9)), no_value: true };
-    let entry = table.get_with(b"a", &known).unwrap().unwrap();
+    let known = Get { fresh: true, least: Some(Lsn(9)), no_value: true, ..Get::default() };
+    let got = table.get_with(b"a", &known).unwrap();
+    assert_eq!((got.as_of, got.stale, got.older), (Some(Lsn(9)), false, None));
+    let entry = got.entry.unwrap();
     assert_eq!((entry.value.len(), Some(entry.revision)), (0, revision(7)));
-    assert_eq!(table.get_with(b"b", &Get { fresh: true, ..Get::default() }).unwrap(), None);
+    let absent = Got { as_of: Some(Lsn(9)), ..Got::default() };
+    assert_eq!(table.get_with(b"b", &Get { fresh: true, ..Get::default() }).unwrap(), absent);
+    let allows = Get { older: true, ..Get::default() };
+    assert_eq!(table.get_with(b"c", &allows).unwrap(), Got { stale: true, ..absent });
+    assert_eq!(table.get_with(b"c", &allows).unwrap(), Got { older: Some(b"two"[..].into()), ..Got::default() });
     assert!(matches!(table.get(b"a"), Err(Error::NotPrimary { .. })));
     assert!(matches!(table.get(b"a"), Err(Error::Retry { code: ErrorCode::Unavailable, .. })));
     assert!(matches!(table.get(b""), Err(Error::Misuse(_))));

@@ -4,8 +4,8 @@
 
 use super::{
     BATCH_RECORDS_MAX, Batch, END_TAILING, ErrorCode, FRAME_BODY_MAX, FRAME_HEADER_SIZE, FrameError, LAG_STALE, MAGIC,
-    Operations, READ_TAIL, Request, Response, Role, VERSION_FOLLOW, VERSION_HISTORY, VERSION_TABLE, WELCOME_RING,
-    WELCOME_TABLE, Welcome, found, kind,
+    Operations, READ_TAIL, Request, Response, Role, VALUE_STALE, VERSION_FOLLOW, VERSION_HISTORY, VERSION_TABLE,
+    WELCOME_RING, WELCOME_TABLE, Welcome, found, kind,
 };
 use crate::ids::Lsn;
 use crate::table::record::{Key, Revision, Value};
@@ -141,16 +141,18 @@ impl<'a> Body<'a> {
     }
 
     fn value(&mut self) -> Result<Response<'a>, FrameError> {
-        let [found, ..] = self.take::<8>()?;
+        let [found, flags, ..] = self.take::<8>()?;
         let (revision, as_of) = (Revision::of(Lsn(self.u64()?)), self.u64()?);
         let value = std::mem::take(&mut self.bytes);
         match (found, revision) {
             (found::ABSENT, None) if value.is_empty() => {}
             (found::VALUE, Some(_)) if Value::new(value).is_ok() => {}
-            (found::ABSENT | found::VALUE, _) => return Err(self.malformed("a value that no key has")),
+            (found::OLDER, None) if as_of == 0 && Value::new(value).is_ok() => {}
+            (found::ABSENT | found::VALUE | found::OLDER, _) => return Err(self.malformed("a value that no key has")),
             _ => return Err(self.malformed("unknown kind of answer")),
         }
-        Ok(Response::Value { revision, as_of, value })
+        let (older, stale) = (found == found::OLDER, flags & VALUE_STALE != 0);
+        Ok(Response::Value { revision, as_of, value, older, stale })
     }
 
     fn end<T>(&self, value: T) -> Result<T, FrameError> {

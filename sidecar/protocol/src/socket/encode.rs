@@ -5,8 +5,8 @@
 use super::batch::put_batch;
 use super::operations::put_operations;
 use super::{
-    END_TAILING, FRAME_BODY_MAX, FRAME_HEADER_SIZE, LAG_STALE, MAGIC, Request, Response, WELCOME_RING, WELCOME_TABLE,
-    found, kind,
+    END_TAILING, FRAME_BODY_MAX, FRAME_HEADER_SIZE, LAG_STALE, MAGIC, Request, Response, VALUE_STALE, WELCOME_RING,
+    WELCOME_TABLE, found, kind,
 };
 use crate::table::record::Revision;
 
@@ -145,9 +145,14 @@ impl Response<'_> {
                 out.extend_from_slice(&[0; 6]);
                 out.extend_from_slice(&Revision::number(mismatch.now).to_le_bytes());
             }),
-            Response::Value { revision, as_of, value } => frame(out, kind::VALUE, 0, request, |out| {
-                let found = if revision.is_some() { found::VALUE } else { found::ABSENT };
-                out.extend_from_slice(&[found, 0, 0, 0, 0, 0, 0, 0]);
+            Response::Value { revision, as_of, value, older, stale } => frame(out, kind::VALUE, 0, request, |out| {
+                let found = match revision {
+                    Some(_) => found::VALUE,
+                    None if *older => found::OLDER,
+                    None => found::ABSENT,
+                };
+                let flags = if *stale { VALUE_STALE } else { 0 };
+                out.extend_from_slice(&[found, flags, 0, 0, 0, 0, 0, 0]);
                 out.extend_from_slice(&Revision::number(*revision).to_le_bytes());
                 out.extend_from_slice(&as_of.to_le_bytes());
                 out.extend_from_slice(value);

@@ -12,15 +12,24 @@ fn get(key: &[u8], least: u64, flags: u16) -> Request<'_> {
 }
 
 fn value(revision: u64, as_of: u64, value: &[u8]) -> Response<'_> {
-    Response::Value { revision: Revision::of(Lsn(revision)), as_of, value }
+    Response::Value { revision: Revision::of(Lsn(revision)), as_of, value, older: false, stale: false }
 }
 
-/// Golden, as in `socket_frames`: flags, length of the key, reserved, least LSN, key; found, reserved, revision, as of, value.
+fn stale(revision: u64, as_of: u64, value: &[u8]) -> Response<'_> {
+    Response::Value { revision: Revision::of(Lsn(revision)), as_of, value, older: false, stale: true }
+}
+
+fn older(value: &[u8]) -> Response<'_> {
+    Response::Value { revision: None, as_of: 0, value, older: true, stale: false }
+}
+
+/// Golden, as in `socket_frames`: flags, length of the key, reserved, least LSN, key; found, flags, reserved, revision, as of, value.
 #[test]
 fn gets_have_golden_bytes() {
     let requests = [
         (get(b"k", 0, 0), "11000000 0d 00 0000 0700000000000000 | 0000 0100 00000000 0000000000000000 6b"),
         (get(b"lo", 258, 5), "12000000 0d 00 0000 0700000000000000 | 0500 0200 00000000 0201000000000000 6c6f"),
+        (get(b"o", 0, GET_OLDER), "11000000 0d 00 0000 0700000000000000 | 0200 0100 00000000 0000000000000000 6f"),
     ];
     for (frame, text) in requests {
         let bytes = hex(text);
@@ -40,6 +49,15 @@ fn gets_have_golden_bytes() {
             value(0, 3, b""),
             "18000000 91 00 0000 0700000000000000 | 00 00000000000000 0000000000000000 0300000000000000",
         ),
+        (
+            stale(2, 3, b"v"),
+            "19000000 91 00 0000 0700000000000000 | 01 01 000000000000 0200000000000000 0300000000000000 76",
+        ),
+        (
+            stale(0, 3, b""),
+            "18000000 91 00 0000 0700000000000000 | 00 01 000000000000 0000000000000000 0300000000000000",
+        ),
+        (older(b"v"), "19000000 91 00 0000 0700000000000000 | 02 00 000000000000 0000000000000000 0000000000000000 76"),
     ];
     for (frame, text) in responses {
         let bytes = hex(text);
@@ -99,12 +117,15 @@ fn an_answer_that_no_key_has_is_malformed() {
     };
     let large = vec![0; VALUE_SIZE_MAX + 1];
     assert!(decode_response(&frame(1, 3, &large[1..])).unwrap().is_some());
-    let cases: [(u8, u64, &[u8], &str); 5] = [
+    let cases: [(u8, u64, &[u8], &str); 7] = [
         (0, 0, b"v", "a value that no key has"),
         (0, 3, b"", "a value that no key has"),
         (1, 0, b"v", "a value that no key has"),
         (1, 3, &large, "a value that no key has"),
-        (2, 3, b"v", "unknown kind of answer"),
+        (2, 3, b"v", "a value that no key has"),
+        // As of record 9.
+        (2, 0, b"v", "a value that no key has"),
+        (3, 3, b"v", "unknown kind of answer"),
     ];
     for (found, revision, value, why) in cases {
         assert_eq!(decode_response(&frame(found, revision, value)), Err(FrameError::Malformed { kind: 145, why }));
@@ -125,6 +146,9 @@ fn encoder_writes_the_documented_get() {
     assert_eq!(documented("value"), response_bytes(5, &value(51, 54, b"done")));
     assert_eq!(documented("fresh get"), request_bytes(6, &get(b"job/6", 0, 1)));
     assert_eq!(documented("absent"), response_bytes(6, &value(0, 54, b"")));
+    assert_eq!(documented("older allowed"), request_bytes(7, &get(b"job/7", 0, 2)));
+    assert_eq!(documented("stale value"), response_bytes(7, &stale(51, 52, b"done")));
+    assert_eq!(documented("older value"), response_bytes(7, &older(b"open")));
 }
 
 proptest! {

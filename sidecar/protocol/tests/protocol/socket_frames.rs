@@ -510,8 +510,20 @@ impl Arbitrary {
             12 => Response::Position { epoch: a, last: b },
             13 => Response::History { history: a },
             14 => Response::Mismatch(Mismatch { operation: b as u16, now: Revision::of(Lsn(a % 3)) }),
-            15 if a.is_multiple_of(3) => Response::Value { revision: None, as_of: b, value: &[] },
-            15 => Response::Value { revision: Revision::of(Lsn(a)), as_of: b, value: self.text.as_bytes() },
+            15 if a.is_multiple_of(4) => {
+                Response::Value { revision: None, as_of: b, value: &[], older: false, stale: c % 2 == 0 }
+            }
+            15 if a.is_multiple_of(3) => {
+                let value = self.text.as_bytes();
+                Response::Value { revision: None, as_of: 0, value, older: true, stale: c % 2 == 0 }
+            }
+            15 => Response::Value {
+                revision: Revision::of(Lsn(a)),
+                as_of: b,
+                value: self.text.as_bytes(),
+                older: false,
+                stale: c % 2 == 0,
+            },
             _ => Response::Wake,
         }
     }
