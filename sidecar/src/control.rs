@@ -9,14 +9,15 @@
 //! What they share: the [`Context`], with the way to the append path ([`handle`]); what the group wants ([`desired`]) and what
 //! the config store shows ([`configuration`]); the [`log`] of the term, which [`roles`] fill and [`reads`] read; and
 //! [`sources`], which fetch its closed segments from members. For a group that keeps a table, [`warm`] and [`rebuild`] make
-//! the index before a term begins, [`gets`] brings what is read of it, [`clean`] keeps the log short, and [`mirrors`] keeps the
-//! index in members' memory.
+//! the index before a term begins, [`gets`] and [`getting`] bring what is read of it, [`clean`] keeps the log short, and
+//! [`mirrors`] keeps the index in members' memory.
 
 mod clean;
 pub mod configuration;
 mod context;
 pub mod desired;
 mod gets;
+mod getting;
 mod handle;
 pub mod log;
 mod mirrors;
@@ -49,12 +50,13 @@ pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::
         // What is told of the group beside what the roles know.
         never = contacts::watch(&context) => match never {},
         never = peers::tell(&context) => match never {},
+        never = getting::tell_configurations(&context) => match never {},
         never = context.rates.watch(&context.shared) => match never {},
     }
 }
 
 /// Reads and questions for the status are served in every role, each in a task of its own: at most as many as there are clients,
-/// a few questions of each, and what gets and copies need at the same time.
+/// a few questions of each, and what gets, copies and the getter need at the same time.
 async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<ClientRequest>) {
     let mut tasks = JoinSet::new();
     loop {
@@ -87,6 +89,7 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
                     context.path.send(Command::Sources(epoch, number, values));
                 });
             }
+            ClientRequest::Getter(request) => drop(tasks.spawn(getting::serve(context, request))),
             ClientRequest::Status(client, request) => {
                 tasks.spawn(async move {
                     let json = status::json(&context).await;

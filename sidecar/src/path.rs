@@ -8,7 +8,7 @@
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
 //! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` and `applies` (what they mean),
 //! `leading` (the [primary's log](tailwind_primary): placing, posting, acknowledging), `answers` (whom the acks are for). Beside
-//! them: `gets` (what is read of a table), `moves` (what its cleaner has moved), `role` (primary or not), `description` (the status), `fabric` (the
+//! them: `gets` and `getting` (what is read of a table), `moves` (what its cleaner has moved), `role` (primary or not), `description` (the status), `fabric` (the
 //! channels), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
 
 mod answers;
@@ -18,6 +18,7 @@ pub mod connection;
 mod description;
 mod fabric;
 mod gets;
+mod getting;
 mod latency;
 mod leading;
 mod messages;
@@ -46,6 +47,8 @@ use crate::logging::Repeats;
 use batch_memory::BatchMemory;
 use connection::{AnswerKind, ClientConnection};
 pub use description::{Description, LeadingDescription, MemberDescription, TableDescription};
+use getting::Getting;
+pub use getting::{Brought, GetterRequest, LANDING, MirrorMemory, Wish};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, FromTerm, ReadKind,
     ReadRequest, Start, control_channels,
@@ -75,6 +78,8 @@ pub struct AppendLoop {
     /// How often it has lost the role of primary.
     losses: u64,
     primary_name: String,
+    /// Of a table: reads it while this sidecar is not primary.
+    getting: Option<Box<Getting>>,
     clients: ClientSlots,
     batch_memory: BatchMemory,
     listener: UnixListener,
@@ -111,7 +116,9 @@ impl AppendLoop {
         AppendLoop::bound_backlog(&listener)?;
         let sleeper = Sleeper::new(waker, &listener)?;
         let now = Instant::now();
+        let turn = getrandom::u32().map_err(io::Error::other)? as usize;
         Ok(AppendLoop {
+            getting: options.table.then(|| Box::new(Getting::new(turn))),
             batch_memory: BatchMemory::new(options.batch_memory),
             options,
             me,
@@ -187,6 +194,7 @@ impl AppendLoop {
             self.counters.news.notify_waiters();
         }
         self.turn_gets(now);
+        progress |= self.turn_getting(elapsed);
         self.report();
         self.send();
         if let (Some((_, end)), RoleState::Leading(leading)) = (acked, &mut self.state) {
@@ -228,7 +236,7 @@ impl AppendLoop {
         }
         match &mut self.state {
             RoleState::Leading(leading) => leading.log.arm(),
-            RoleState::Waiting { .. } => false,
+            RoleState::Waiting { .. } => self.getting.as_mut().is_some_and(|getting| getting.arm()),
         }
     }
 
@@ -239,7 +247,10 @@ impl AppendLoop {
             RoleState::Leading(leading) => {
                 leading.log.publish_due().map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
             }
-            RoleState::Waiting { .. } => TICK,
+            RoleState::Waiting { .. } => {
+                let due = self.getting.as_ref().and_then(|getting| getting.wake_at());
+                due.map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
+            }
         }
     }
 
@@ -313,7 +324,11 @@ impl AppendLoop {
             Command::Wait { role, epoch, primary } => self.wait(role, epoch, primary),
             Command::Lead(primary, last, table) => self.lead(*primary, last, table),
             Command::Adopt(detached) => self.take_back(detached),
-            Command::Left => self.on_left(),
+            Command::Left(client) => {
+                self.on_left();
+                self.forget_gets_of(client);
+            }
+            Command::Getter(brought) => self.on_brought(brought),
             Command::Answer(id, request, json) => {
                 if let Some(client) = self.clients.by_id(id) {
                     client.outbox.settle(AnswerKind::Status, request, &Response::StatusReport { json: &json });

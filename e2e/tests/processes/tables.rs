@@ -229,11 +229,14 @@ fn gets_and_copies_pass_a_rotten_copy_by() {
 }
 
 #[test]
-fn gets_off_the_primary_are_refused() {
+fn gets_off_the_primary_need_a_mirror() {
     let (_test, group) = group_with_table("1000");
     let primary = group.wait_for_primary().unwrap();
     let mut standby = table(group.observer(), 1 - primary).unwrap();
-    assert!(matches!(standby.get(b"key"), Err(Error::NotPrimary { .. })));
+    match standby.get(b"key") {
+        Err(Error::Retry { message, .. }) => assert!(message.contains("no mirror has shown in time"), "{message}"),
+        other => panic!("{other:?}"),
+    }
     let mut table = connect(&group);
     let late = Get { least: Some(Lsn(1000)), ..Get::default() };
     match table.get_with(b"key", &late) {

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     fn wait() -> Command {
-        Command::Left
+        Command::End
     }
 
     /// The runtime has one thread. What makes room is a task that can run only if the one that waits has left it.

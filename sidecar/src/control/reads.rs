@@ -7,7 +7,7 @@
 //! - [`client_stream`] is the client's connection for as long as the read has it;
 //! - [`own`] reads this primary's log while this sidecar leads, and takes a [`position`] to prove where it ends;
 //! - [`follow`] hands out what members hold while it does not, as one of the [`follows`] of this process;
-//! - [`visit`] asks one member and reads its memory, [`alarm`] says when it is time for the next look, [`headway`] when a read
+//! - [`visit`] asks one [`member`] and reads its memory, [`alarm`] says when it is time for the next look, [`headway`] when a read
 //!   that is to end is given up;
 //! - [`ahead`] fetches closed segments, for both ways.
 //!
@@ -19,9 +19,10 @@ mod client_stream;
 mod follow;
 pub mod follows;
 mod headway;
+pub(super) mod member;
 mod own;
 pub mod position;
-mod visit;
+pub(super) mod visit;
 
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ use tokio::sync::Semaphore;
 
 use super::{AppendLoopHandle, Context};
 use crate::path::connection::{DetachedConnection, KnownRole};
-use crate::path::{Command, ReadKind, ReadRequest, Start};
+use crate::path::{ClientId, Command, ReadKind, ReadRequest, Start};
 use ahead::ReadAhead;
 use client_stream::{ClientStream, End};
 
@@ -48,12 +49,14 @@ static PLACES: Semaphore = Semaphore::const_new(READS_MAX);
 /// Gives a connection back to the append path when this is dropped; without one, tells that it has ended.
 struct Handback<'a> {
     path: &'a AppendLoopHandle,
+    id: ClientId,
     connection: Option<DetachedConnection>,
 }
 
 impl Drop for Handback<'_> {
     fn drop(&mut self) {
-        self.path.send(self.connection.take().map_or(Command::Left, Command::Adopt));
+        let connection = self.connection.take();
+        self.path.send(connection.map_or(Command::Left(self.id), Command::Adopt));
     }
 }
 
@@ -93,8 +96,9 @@ struct ClientRead<'a> {
 /// Serves a read and gives the connection back to the append path.
 pub(super) async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: ReadRequest) {
     let place = PLACES.try_acquire();
-    let mut handback = Handback { path: &context.path, connection: None };
-    let DetachedConnection { stream, ring, received, unsent, version, read_only, known } = detached;
+    let DetachedConnection { id, stream, ring, received, unsent, version, read_only, known, shown } = detached;
+    let id = id.expect("a connection that has been greeted has a name");
+    let mut handback = Handback { path: &context.path, id, connection: None };
     let Ok(stream) = UnixStream::from_std(stream) else { return };
     let ReadRequest { request, start: Start { from, history }, kind } = wanted;
     let (request_max, patience) = (context.rules.segment_size.record_size_max(), context.rules.client_timeout);
@@ -127,8 +131,9 @@ pub(super) async fn serve(context: Arc<Context>, detached: DetachedConnection, w
     let answered = read.client.finish(end).await;
     let (stream, received) = read.client.into_parts();
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
-        let unsent = Vec::new();
-        handback.connection = Some(DetachedConnection { stream, ring, received, unsent, version, read_only, known });
+        let (id, unsent) = (Some(id), Vec::new());
+        let connection = DetachedConnection { id, stream, ring, received, unsent, version, read_only, known, shown };
+        handback.connection = Some(connection);
     }
 }
 

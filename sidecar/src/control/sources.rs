@@ -1,8 +1,10 @@
 //! Who gives closed segments: members, or whoever else still has them. Every byte is checked here, whoever brings it.
 //!
 //! Used by [`reads`](super::reads), by [`roles`](super::roles) for copies that a promotion or a primary makes, and for a table: by
-//! [`warm`](super::warm), [`rebuild`](super::rebuild), [`clean`](super::clean) and [`gets`](super::gets).
+//! [`warm`](super::warm), [`rebuild`](super::rebuild), [`clean`](super::clean), [`gets`](super::gets) and
+//! [`getting`](super::getting).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::MemberId;
-use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::layout::{Closure, RecordHeader, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::PiecewiseScanner;
 use tailwind_protocol::table::get::Wanted;
@@ -106,6 +108,20 @@ impl Sources {
         let range = Some(wanted.bytes());
         let request = FetchRequest { group: context.group.clone(), identity, closure, check: false, range };
         self.fetch_bytes(context, &request, || Record { wanted: *wanted, bytes: Vec::new() }).await
+    }
+
+    /// These bytes of a closed segment, which should be a record, or the header of one.
+    pub async fn fetch_record(
+        &self,
+        context: &Context,
+        identity: SegmentIdentity,
+        closure: Closure,
+        bytes: Range<u32>,
+    ) -> Result<Vec<u8>, String> {
+        let size = bytes.len();
+        let request =
+            FetchRequest { group: context.group.clone(), identity, closure, check: false, range: Some(bytes) };
+        self.fetch_bytes(context, &request, || RecordBytes { size, bytes: Vec::new() }).await
     }
 
     async fn fetch_bytes<I: Intake>(
@@ -204,6 +220,29 @@ impl Intake for Record {
 
     fn finish(self) -> Option<Vec<u8>> {
         self.wanted.value(&self.bytes).map(|value| value.as_bytes().to_vec())
+    }
+}
+
+/// A record as it is, or its header alone.
+struct RecordBytes {
+    size: usize,
+    bytes: Vec<u8>,
+}
+
+impl Intake for RecordBytes {
+    type Taken = Vec<u8>;
+
+    fn take(&mut self, piece: &[u8]) {
+        self.bytes.extend_from_slice(piece);
+    }
+
+    /// What a reader makes of it is checked there; this tells a corrupt copy from a sound one.
+    fn finish(self) -> Option<Vec<u8>> {
+        let (header, payload) = self.bytes.split_first_chunk()?;
+        let header = RecordHeader::from_bytes(header)?;
+        let is_whole = self.bytes.len() == self.size;
+        let is_sound = payload.is_empty() || crc32fast::hash(payload) == header.payload_crc;
+        (is_whole && is_sound).then_some(self.bytes)
     }
 }
 

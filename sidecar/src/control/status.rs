@@ -326,6 +326,8 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     now.histogram("tailwind_append_seconds", "Time from the receipt of an append to its ack.", times);
     let times = &shared.replication_times;
     now.histogram("tailwind_replication_seconds", "Time from posting to the last member's completion.", times);
+    let help = "Time from the taking of a get of a table's key, off the primary, to its answer.";
+    now.histogram("tailwind_table_get_seconds", help, &shared.get_times);
     let help = "Time that appends have paused so that a newcomer could join under load.";
     now.histogram("tailwind_join_pause_seconds", help, &shared.join_pauses);
     let times = &context.times;
@@ -356,8 +358,12 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     now.gauge("tailwind_table_live_bytes", help, of_table(|table| table.live_bytes));
     let log_bytes = of_table(|table| table.log_segments.into()) * context.segment_bytes;
     now.gauge("tailwind_table_log_bytes", "Bytes of the segments of a table's log.", log_bytes);
-    let gets =
-        [("value", &shared.gets_found), ("absent", &shared.gets_absent), ("unavailable", &shared.gets_unavailable)];
+    let gets = [
+        ("value", &shared.gets_found),
+        ("older", &shared.gets_older),
+        ("absent", &shared.gets_absent),
+        ("unavailable", &shared.gets_unavailable),
+    ];
     let help = "Gets of a table's keys that were answered, by what with.";
     now.counters("tailwind_table_gets_total", help, "result", gets.map(|(result, gets)| (result, count(gets))));
     let help = "Segments of a table's log that were emptied of live records and trimmed.";

@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use tailwind_protocol::ids::Position;
+use tailwind_protocol::config::Cut;
+use tailwind_protocol::history::{History, Parted};
+use tailwind_protocol::ids::{LogId, Lsn, Position};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response, Role, frame_size};
 use tailwind_ring::BadPosition;
@@ -39,6 +41,8 @@ const SILENT_TURNS: u32 = 64;
 /// What is left of a connection when it changes hands between the append path and a read.
 #[derive(Debug)]
 pub struct DetachedConnection {
+    /// Its name, if it has one already.
+    pub id: Option<ClientId>,
     /// The socket, non-blocking.
     pub stream: UnixStream,
     /// What takes the socket's place, except for a read.
@@ -53,6 +57,32 @@ pub struct DetachedConnection {
     pub read_only: Option<ReadOnlyReason>,
     /// What its client knows of this sidecar.
     pub known: KnownRole,
+    /// What its client has been shown of a table.
+    pub shown: Shown,
+}
+
+/// How much of a table gets have shown on a connection: nothing older is shown on it any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// The state after this record, or an earlier one.
+    pub(super) last: Lsn,
+    /// The history to which it belongs.
+    pub(super) history: History,
+}
+
+impl Shown {
+    /// This log, with these cuts, is shown from now on; unless something was shown that a cut has taken.
+    pub(super) fn go_on(&mut self, log: LogId, cuts: &[Cut]) -> Result<(), Parted> {
+        if self.last == Lsn(0) {
+            self.history = History::UNKNOWN;
+        }
+        self.history.go_on(self.last.next(), log, cuts)
+    }
+
+    /// The state after this record has been shown.
+    pub(super) fn note(&mut self, as_of: Lsn) {
+        self.last = self.last.max(as_of);
+    }
 }
 
 /// What a client knows of its sidecar's role.
@@ -71,6 +101,7 @@ impl DetachedConnection {
     pub(super) fn fresh(stream: UnixStream) -> DetachedConnection {
         let (received, unsent) = (Vec::new(), Vec::new());
         DetachedConnection {
+            id: None,
             stream,
             ring: None,
             received,
@@ -78,6 +109,7 @@ impl DetachedConnection {
             version: 0,
             read_only: None,
             known: KnownRole::NOTHING,
+            shown: Shown::default(),
         }
     }
 }
@@ -160,6 +192,8 @@ pub(super) struct Outbox {
     owed: [u32; ANSWER_KINDS],
     /// Why it takes no append and passes no barrier any more, if so.
     pub(super) read_only: Option<ReadOnlyReason>,
+    /// What its client has been shown of a table.
+    pub(super) shown: Shown,
     /// The read that comes next waits until everything up to here is acknowledged.
     pub(super) read_after: Option<Position>,
     /// To be closed once everything has been sent.
@@ -205,6 +239,7 @@ impl ClientConnection {
                 bytes: unsent,
                 version: detached.version,
                 read_only: detached.read_only,
+                shown: detached.shown,
                 ..Outbox::default()
             },
             ring: detached.ring,
@@ -226,7 +261,9 @@ impl ClientConnection {
             None => self.inbox.pending().to_vec(),
         };
         DetachedConnection {
+            id: Some(self.id),
             known,
+            shown: self.outbox.shown,
             received,
             unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
             version: self.outbox.version,

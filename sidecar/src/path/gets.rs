@@ -1,12 +1,17 @@
-//! Gets: what clients read of a table at its primary. Part of [`AppendLoop`], called by `requests` and in each turn.
+//! Gets: what clients read of a table. Part of [`AppendLoop`], called by `requests` and in each turn.
 //!
-//! What is in this primary's own memory is answered at once. The other gets wait in [`Gets`]; records of closed segments are
-//! fetched by [`control`](crate::control), so that no append waits for them.
+//! At the primary, what is in its own memory is answered at once. The other gets wait in [`Gets`]; records of closed segments are
+//! fetched by [`control`](crate::control), so that no append waits for them. In any other role a
+//! [getter](super::getting) answers.
+//!
+//! On one connection nothing is shown that is older than what was shown before, through all changes of the role: see "Gets in
+//! every role" in `docs/protocol.md`.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tailwind_primary::{Answer, Gets, Getter};
 use tailwind_protocol::config::Time;
+use tailwind_protocol::history::Parted;
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{ErrorCode, GET_FRESH, GET_NO_VALUE, Response};
 use tailwind_protocol::table::get::{Found, Get, Wanted};
@@ -43,7 +48,10 @@ struct PathGetter<'a> {
 impl Getter<GetId> for PathGetter<'_> {
     fn answer(&mut self, get: GetId, as_of: Lsn, answer: Answer<'_>) {
         let Some(client) = self.clients.get(get.slot, get.client) else { return };
-        count(self.counters, &answer);
+        counter(self.counters, &answer).fetch_add(1, Ordering::Relaxed);
+        if !matches!(answer, Answer::Unavailable(_)) {
+            client.outbox.shown.note(as_of);
+        }
         client.outbox.settle(AnswerKind::Get, get.request, &response(as_of, &answer));
     }
 
@@ -54,21 +62,38 @@ impl Getter<GetId> for PathGetter<'_> {
 
 fn response<'a>(Lsn(as_of): Lsn, answer: &Answer<'a>) -> Response<'a> {
     match *answer {
-        Answer::Value(revision, value) => Response::Value { revision: Some(revision), as_of, value, older: false, stale: false },
-        Answer::Absent => Response::Value { revision: None, as_of, value: &[], older: false, stale: false },
-        Answer::Unavailable(message) => {
-            Response::Error { code: ErrorCode::Unavailable, fatal: false, retry_after_ms: RETRY_MS, message }
+        Answer::Value(revision, value) => {
+            Response::Value { revision: Some(revision), as_of, value, older: false, stale: false }
         }
+        Answer::Absent => Response::Value { revision: None, as_of, value: &[], older: false, stale: false },
+        Answer::Unavailable(message) => unavailable(message),
     }
 }
 
-fn count(counters: &Counters, answer: &Answer<'_>) {
-    let counter = match answer {
+pub(super) fn unavailable(message: &str) -> Response<'_> {
+    Response::Error { code: ErrorCode::Unavailable, fatal: false, retry_after_ms: RETRY_MS, message }
+}
+
+/// The answer to a connection that was shown what is part of the log no more.
+pub(super) fn has_parted(parted: Parted) -> Response<'static> {
+    let message = match parted {
+        Parted::NotKnown => return unavailable("this sidecar has not heard yet that the log was cut"),
+        Parted::Cut(_) => {
+            "by an administrator's order the log was cut, and what this connection was shown may be lost: connect again"
+        }
+        Parted::OtherLog(_) => {
+            "the group was created again, with another log than this connection was shown: connect again"
+        }
+    };
+    Response::Error { code: ErrorCode::BeyondEnd, fatal: false, retry_after_ms: 0, message }
+}
+
+fn counter<'a>(counters: &'a Counters, answer: &Answer<'_>) -> &'a AtomicU64 {
+    match answer {
         Answer::Value(..) => &counters.gets_found,
         Answer::Absent => &counters.gets_absent,
         Answer::Unavailable(_) => &counters.gets_unavailable,
-    };
-    counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl AppendLoop {
@@ -77,16 +102,24 @@ impl AppendLoop {
             return self.refuse_for_table(context, "read records");
         }
         let now = self.now();
-        let RoleState::Leading(leading) = &mut self.state else { return self.not_primary(context) };
-        // After a loss that was accepted, another state may be less than what was shown here.
-        if let Some(read_only) = context.outbox.read_only {
-            return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
+        let RoleState::Leading(leading) = &mut self.state else {
+            return self.on_get_off_primary(context, key, least, flags);
+        };
+        let config = leading.log.primary().config();
+        // Something of a later epoch may have been shown here: this term is over, and it has not been noticed.
+        if self.getting.as_ref().is_some_and(|getting| getting.epoch() > config.epoch) {
+            return self.refuse(context, ErrorCode::NotPrimary, false, "another sidecar is primary by now");
+        }
+        if let Err(parted) = context.outbox.shown.go_on(config.log, &config.cuts) {
+            context.outbox.answer(context.request, &has_parted(parted));
+            return Outcome::Done;
         }
         let (gets, index) = (leading.gets.as_mut(), leading.log.table().map(|table| table.index()));
         let (gets, index) = gets.zip(index).expect("a table is led with its index");
         if !gets.may_take() || !context.outbox.may_get() {
             return Outcome::Later;
         }
+        let least = least.max(context.outbox.shown.last);
         let (fresh, no_value) = (flags & GET_FRESH != 0, flags & GET_NO_VALUE != 0);
         let what = Get { hash: index.hash(key), least, fresh, no_value };
         if !fresh && least <= leading.log.acked().0 && answer_at_once(&leading.log, &what, context, &self.counters) {
@@ -148,7 +181,8 @@ fn answer_at_once(log: &Log, what: &Get, context: &mut RequestContext<'_>, count
             Found::Here(revision, value) => Answer::Value(revision, value),
             Found::There(_) => return false,
         };
-        count(counters, &answer);
+        counter(counters, &answer).fetch_add(1, Ordering::Relaxed);
+        context.outbox.shown.note(as_of);
         context.outbox.answer(context.request, &response(as_of, &answer));
         true
     })

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connection::DetachedConnection;
 use super::description::Description;
+use super::getting::{Brought, GetterRequest};
 use super::moves::MoveBatch;
 use super::slots::SLOTS;
 use crate::mirror::Bell;
@@ -65,13 +66,15 @@ pub enum Command {
     /// A connection comes back from a read.
     Adopt(DetachedConnection),
     /// A connection that a read had has ended.
-    Left,
+    Left(ClientId),
     /// The answer to a client's status request.
     Answer(ClientId, u64, String),
     /// Take a position of this primary's log, and prove it; an error says why there is none, for people.
     TakePosition(oneshot::Sender<Result<PositionReply, String>>),
     /// The answer to a client's request for a position.
     AnswerPosition(ClientId, u64, Result<PositionReply, String>),
+    /// For the getter of a table, which reads it while this sidecar is not primary.
+    Getter(Brought),
     /// Report the path's state.
     Describe(oneshot::Sender<Description>),
     /// Inform the clients and stop.
@@ -83,9 +86,12 @@ pub enum Command {
 /// seats a few answers, one for each client, and those of the term.
 pub const COMMANDS_MAX: usize = 1024;
 
-/// Requests of clients on their way to control: a read, or a few questions for the status or a position, from each slot; and
-/// records for gets and copies. What finds no room stays in its client's inbox, or waits as a get.
-const CLIENT_REQUESTS_MAX: usize = SLOTS * 4 + FETCHES_MAX + COPIES_MAX;
+/// Requests of clients on their way to control: a read, or a few questions for the status or a position, from each slot; records
+/// for gets and copies; and what the getter asks. What finds no room stays in its client's inbox, or waits as a get.
+const CLIENT_REQUESTS_MAX: usize = SLOTS * 4 + FETCHES_MAX + COPIES_MAX + GETTER_REQUESTS_MAX;
+
+/// A visit, a question and a few channels to be closed: the getter does without if there is no room.
+const GETTER_REQUESTS_MAX: usize = 8;
 
 /// From the path's machine to control.
 #[derive(Debug)]
@@ -136,6 +142,8 @@ pub enum ClientRequest {
     Record(Epoch, u64, Box<Wanted>),
     /// In the term of this epoch, a request with copies needs these records, under this number.
     Sources(Epoch, u64, Vec<Wanted>),
+    /// What the getter of a table asks.
+    Getter(GetterRequest),
 }
 
 /// A client's request to read.
@@ -212,6 +220,8 @@ pub struct Counters {
     pub live_bytes: AtomicU64,
     /// Gets that were answered with a value, or a revision.
     pub gets_found: AtomicU64,
+    /// Gets that were answered with an older value.
+    pub gets_older: AtomicU64,
     /// Gets that were answered with the absence of their key.
     pub gets_absent: AtomicU64,
     /// Gets that could not be answered in their time.
@@ -222,6 +232,8 @@ pub struct Counters {
     pub cleaned_segments: AtomicU64,
     /// Frames refused.
     pub refused: AtomicU64,
+    /// From the taking of a get, where this sidecar is not primary, to its answer.
+    pub get_times: Histogram,
     /// From the turn in which an append was received to its ack.
     pub append_times: Histogram,
     /// From the posting of a part of the log to its completion at the last member that acks need.

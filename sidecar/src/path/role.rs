@@ -74,6 +74,7 @@ impl AppendLoop {
         self.counters.first.store(primary.first_readable().0, Ordering::Release);
         self.counters.acked.store(last, Ordering::Release);
         self.state = RoleState::Leading(Box::new(Leading::new(primary, table)));
+        self.take_over_gets();
         self.announce_role();
         self.welcome_held();
     }

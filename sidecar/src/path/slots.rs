@@ -201,8 +201,11 @@ impl AppendLoop {
     }
 
     fn connection(&mut self, detached: DetachedConnection) -> ClientConnection {
-        self.clients.last_id += 1;
-        ClientConnection::new(ClientId(self.clients.last_id), detached, self.options.segment_size)
+        let id = detached.id.unwrap_or_else(|| {
+            self.clients.last_id += 1;
+            ClientId(self.clients.last_id)
+        });
+        ClientConnection::new(id, detached, self.options.segment_size)
     }
 
     /// Assigns a slot to a new connection if its user may have one.
@@ -226,7 +229,7 @@ impl AppendLoop {
         let mut client = self.connection(detached);
         // What a dead client has left unread must not be taken after a read that was requested since.
         if !matches!(hung_up(std::iter::once((0, &client))), Ok(none) if none.is_empty()) {
-            return;
+            return self.forget_gets_of(client.id);
         }
         client.outbox.greeted = true;
         let now = self.known_role();
@@ -301,6 +304,7 @@ impl AppendLoop {
             if let RoleState::Leading(leading) = &mut self.state {
                 leading.on_close(&client);
             }
+            self.forget_gets_of(client.id);
             self.batch_memory.leave(client.id, &client.inbox);
             self.counters.clients.send_modify(|clients| *clients -= 1);
         }

@@ -390,8 +390,8 @@ fn a_connection_keeps_its_slot_while_it_reads() {
     assert_eq!(harness.hear(&mut clients[0]), ack(1));
     // A reader that ends gives its slot up.
     clients[0].send(&[READ]);
-    harness.until("the read", LoopHarness::handed_over);
-    harness.command(Command::Left);
+    let ClientRequest::Read(ended, _) = harness.until("the read", LoopHarness::handed_over) else { unreachable!() };
+    harness.command(Command::Left(ended.id.unwrap()));
     harness.settle();
     let mut late = harness.client();
     late.send(&[append(b"two")]);

@@ -6,6 +6,8 @@
 mod authority;
 #[path = "../support/loop_harness.rs"]
 mod loop_harness;
+#[path = "../support/mirrored_members.rs"]
+mod mirrored_members;
 
 mod allocations;
 mod append_socket;
@@ -14,6 +16,7 @@ mod daemon;
 mod ending;
 mod follow_command;
 mod gets;
+mod getting;
 mod inventories;
 mod kind;
 mod measures;

@@ -21,7 +21,7 @@ use tailwind_fabric::{
 };
 use tailwind_primary::Table;
 use tailwind_protocol::board::{self, BoardIdentity, Progress};
-use tailwind_protocol::config::{Durability, Time};
+use tailwind_protocol::config::{Configuration, Cut, Durability, Time};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, Offset};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
@@ -71,6 +71,8 @@ pub struct LoopHarness {
     /// The segments of the first term, of which the backups hold copies.
     segments: Vec<SegmentIdentity>,
     terms: u64,
+    /// Losses that were accepted before the next term.
+    pub cuts: Vec<Cut>,
     /// The seats of the present term's members.
     seats: Vec<Seat>,
     commands: std::sync::mpsc::SyncSender<Command>,
@@ -209,6 +211,7 @@ impl LoopHarness {
             pools,
             segments: Vec::new(),
             terms: 0,
+            cuts: Vec::new(),
             commands,
             listener: listening,
             folder,
@@ -238,7 +241,8 @@ impl LoopHarness {
             swap_interval_ms: 60_000,
         };
         let mut outputs = Vec::new();
-        let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);
+        let config = Configuration { cuts: self.cuts.clone(), ..configuration(epoch) };
+        let primary = Primary::new(config, rules, &Reference::default(), 7, Time(0), &mut outputs);
         let (window, bounds) = (Window::new(self.segment_size), table_bounds(self.segment_size));
         let empty = |limits| Box::new(Table::new(Index::new(HashKey([7; 16]), limits, window), bounds));
         let table = self.table.map(empty);

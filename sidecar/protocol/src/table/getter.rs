@@ -167,6 +167,11 @@ impl Getter {
         self.gets.is_empty()
     }
 
+    /// The latest epoch of a board that verified: no later one's records have been shown.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
     /// When to tick next.
     pub fn wake_at(&self) -> Option<Duration> {
         let until = self.gets.iter().map(|get| get.until).min();

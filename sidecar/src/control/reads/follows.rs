@@ -14,8 +14,8 @@ use tailwind_report::sidecar::FollowReport;
 
 use crate::control::log::Term;
 
-/// Follows at once. A backup admits [32](tailwind_fabric::reading::READERS_MAX) readers: even if all follows of four sidecars
-/// visit the same one, none is refused.
+/// Follows at once. A backup admits [32](tailwind_fabric::reading::READERS_MAX) readers: even if all follows and the getters of
+/// three sidecars visit the same one, none is refused.
 pub(super) const FOLLOWS_MAX: usize = 8;
 
 /// The follows of a process.
@@ -64,6 +64,11 @@ impl Follows {
     pub fn new() -> Result<Arc<Follows>, getrandom::Error> {
         let slots = Mutex::new(std::array::from_fn(|_| None));
         Ok(Arc::new(Follows { first: getrandom::u64()?, slots, records: AtomicU64::new(0), seen: Mutex::default() }))
+    }
+
+    /// What backups know the getter of this process as.
+    pub(in crate::control) fn getter(&self) -> ReaderId {
+        ReaderId(self.first.wrapping_add(FOLLOWS_MAX as u64))
     }
 
     /// A slot, if one is free.
