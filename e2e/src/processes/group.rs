@@ -41,8 +41,10 @@ pub struct Setup {
     pub segment_size: String,
     /// Buffers of each backup.
     pub buffers: usize,
-    /// More options of every sidecar, or other values of those it has.
+    /// More options of every sidecar that may lead, or other values of those it has.
     pub sidecar_options: Vec<(&'static str, String)>,
+    /// More options of those that only read.
+    pub reader_options: Vec<(&'static str, String)>,
     /// More options of every backup, or other values.
     pub backup_options: Vec<(&'static str, String)>,
     /// Folder with `ca.pem` and, for each process, `NAME.pem` and `NAME.key`: the control RPC by mutual TLS.
@@ -69,6 +71,7 @@ impl Setup {
             copies: 3,
             sidecars: 2,
             readers: 0,
+            reader_options: Vec::new(),
             segment_size: "64KiB".to_owned(),
             buffers: 24,
             sidecar_options: Vec::new(),
@@ -225,7 +228,10 @@ impl Group {
         if index + self.setup.readers >= self.setup.sidecars {
             command.arg("--reader");
             self.guard(&mut command, name);
-            return command;
+            return with_options(
+                &command,
+                self.setup.reader_options.iter().map(|(flag, value)| (*flag, value.as_str())),
+            );
         }
         for (index, Instance { daemon: Daemon { name, .. }, .. }) in self.backups.iter().enumerate() {
             command.arg("--backup").arg(format!("{name}={}", self.address(Process::Backup(index))));

@@ -16,6 +16,7 @@ mod evidence;
 mod evidence_fixture;
 mod examples;
 mod follows;
+mod gets;
 mod kills;
 mod kv;
 mod lease;
