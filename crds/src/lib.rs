@@ -33,7 +33,7 @@ pub use status::{
     BackupState, BackupStatus, LogCut, LogKind, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus,
     ReplicaGroupStatus, Switchover, TableStatus, Transport,
 };
-pub use table::{Table, TableMemory};
+pub use table::{ResidentMemory, Table, TableMemory};
 
 /// The definition as YAML, as it stands in `crds/replicagroups.yaml`.
 ///

@@ -95,7 +95,7 @@ pub struct ReplicaGroupSpec {
     pub segment_size: SegmentSize,
 
     /// Buffers of one segment each that a backup has. Its pool takes (buffers + 2) × (segmentSize + 4 KiB), buffers × 2 KiB
-    /// and 1 MiB. Six at least; more for segments that wait for the disk.
+    /// and 1 MiB. Six at least; more for segments that wait for the disk. A table adds buffers that closed segments stay in.
     #[serde(default = "sixteen")]
     #[schemars(range(min = 6, max = 4096))]
     pub buffers: u32,
@@ -134,8 +134,8 @@ pub struct ReplicaGroupSpec {
     #[schemars(range(min = 1, max = 86_400))]
     pub hold_up_seconds: u32,
 
-    /// CPU and memory of the backup container. Memory for the buffers is added to what stands here. ephemeral-storage bounds the
-    /// log where flushVolume is an emptyDir.
+    /// CPU and memory of the backup container. Memory for the buffers, and for a table, is added to what stands here.
+    /// ephemeral-storage bounds the log where flushVolume is an emptyDir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_resources: Option<ResourceRequirements>,
 

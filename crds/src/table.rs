@@ -1,4 +1,4 @@
-//! The table that a group may keep in its log: how much memory, and how many keys.
+//! The table that a group may keep in its log: how much memory, how many keys, and how much of it stays in backups' memory.
 //!
 //! Part of the [spec](crate::spec). The bounds are those of a sidecar's `--table` and `--table-keys`; a test of the sidecar compares
 //! them.
@@ -36,6 +36,8 @@ pub fn memory_bounds(segment: SegmentSize) -> RangeInclusive<u64> {
 #[x_kube(
     validation = Rule::new("int(self.memory.substring(0, self.memory.size() - 2)) * (self.memory.endsWith('Gi') ? 1024 : 1) <= 12288")
         .message("table.memory must be at most 12Gi"),
+    validation = Rule::new("!has(self.resident) || int(self.resident.substring(0, self.resident.size() - 2)) * (self.resident.endsWith('Gi') ? 1024 : 1) <= int(self.memory.substring(0, self.memory.size() - 2)) * (self.memory.endsWith('Gi') ? 1024 : 1)")
+        .message("table.resident must be at most table.memory: no more is used"),
     validation = Rule::new("int(self.memory.substring(0, self.memory.size() - 2)) * (self.memory.endsWith('Gi') ? 1024 : 1) >= int(oldSelf.memory.substring(0, oldSelf.memory.size() - 2)) * (oldSelf.memory.endsWith('Gi') ? 1024 : 1)")
         .message("table.memory cannot be made smaller: make a new group and put the table's keys into it"),
     validation = Rule::new("(has(self.keys) ? self.keys : int(self.memory.substring(0, self.memory.size() - 2)) * (self.memory.endsWith('Gi') ? 1048576 : 1024)) >= (has(oldSelf.keys) ? oldSelf.keys : int(oldSelf.memory.substring(0, oldSelf.memory.size() - 2)) * (oldSelf.memory.endsWith('Gi') ? 1048576 : 1024))")
@@ -44,15 +46,22 @@ pub fn memory_bounds(segment: SegmentSize) -> RangeInclusive<u64> {
 pub struct Table {
     /// Memory of the table's log, such as 512Mi or 2Gi: 16 segments to 12Gi. Live records, the last ones of their keys, should take
     /// half of it or less. It may grow, and cannot be made smaller. Closed segments are on the backups' disks: flushVolume has to have
-    /// room for all of it.
+    /// room for all of it. By default, they are also in the backups' memory: see resident.
     #[schemars(with = "String", length(min = 3, max = 7), regex(pattern = r"^[1-9][0-9]*(Mi|Gi)$"))]
     pub memory: TableMemory,
 
-    /// Most keys that there may be. The sidecar of each app pod has 93 bytes of memory for each, used or not. It may grow, and
-    /// cannot be made smaller. One for each KiB of memory if not given.
+    /// Most keys that there may be. The sidecar of each app pod has 93 bytes of memory for each, used or not, and each backup 54. It
+    /// may grow, and cannot be made smaller. One for each KiB of memory if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1000, max = 16_777_216))]
     pub keys: Option<u32>,
+
+    /// How much of each backup's memory keeps closed segments, the newest ones, such as 512Mi; 0Mi: none. Gets of what is not there
+    /// wait for a disk. Apps that read from local tables need none of it. All of the table's memory if not given, but not more than
+    /// 4096 buffers together with spec.buffers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", length(min = 3, max = 7), regex(pattern = r"^(0|[1-9][0-9]*)(Mi|Gi)$"))]
+    pub resident: Option<ResidentMemory>,
 }
 
 impl Table {
@@ -65,6 +74,11 @@ impl Table {
     pub fn keys_max(&self) -> u32 {
         let by_memory = u32::try_from(self.memory_bytes() / BYTES_PER_KEY).unwrap_or(KEYS_MAX);
         self.keys.unwrap_or(by_memory.clamp(KEYS_MIN, KEYS_MAX))
+    }
+
+    /// Bytes of closed segments that each backup keeps in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        self.resident.as_ref().map_or(self.memory_bytes(), |resident| resident.bytes)
     }
 }
 
@@ -87,14 +101,9 @@ impl TryFrom<String> for TableMemory {
     type Error = String;
 
     fn try_from(text: String) -> Result<TableMemory, String> {
-        let units = [("Mi", 20_u32), ("Gi", 30)];
-        let parsed = units.into_iter().find_map(|(unit, shift)| {
-            let number = text.strip_suffix(unit).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))?;
-            number.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
-        });
-        match parsed {
-            Some(bytes) => Ok(TableMemory { text, bytes }),
-            None => Err(format!("table.memory {text:?}: must be a number with Mi or Gi, such as 512Mi or 2Gi")),
+        match bytes(&text) {
+            Some(bytes) if bytes > 0 => Ok(TableMemory { text, bytes }),
+            _ => Err(format!("table.memory {text:?}: must be a number with Mi or Gi, such as 512Mi or 2Gi")),
         }
     }
 }
@@ -103,6 +112,38 @@ impl From<TableMemory> for String {
     fn from(memory: TableMemory) -> String {
         memory.text
     }
+}
+
+/// The same, or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ResidentMemory {
+    text: String,
+    bytes: u64,
+}
+
+impl TryFrom<String> for ResidentMemory {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<ResidentMemory, String> {
+        match bytes(&text) {
+            Some(bytes) => Ok(ResidentMemory { text, bytes }),
+            None => Err(format!("table.resident {text:?}: must be a number with Mi or Gi, such as 512Mi or 0Mi")),
+        }
+    }
+}
+
+impl From<ResidentMemory> for String {
+    fn from(memory: ResidentMemory) -> String {
+        memory.text
+    }
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    [("Mi", 20_u32), ("Gi", 30)].into_iter().find_map(|(unit, shift)| {
+        let number = text.strip_suffix(unit).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))?;
+        number.parse::<u64>().ok()?.checked_mul(1 << shift)
+    })
 }
 
 #[cfg(test)]
@@ -124,6 +165,20 @@ mod tests {
             assert!(why.contains("such as 512Mi or 2Gi"), "{text}: {why}");
         }
         assert!(table(r#"{"memory": 2147483648}"#).is_err());
+    }
+
+    #[test]
+    fn residents_take_all_of_the_memory_unless_they_are_given() {
+        let resident = |json| table(json).unwrap().resident_bytes();
+        assert_eq!(resident(r#"{"memory": "2Gi"}"#), 2 << 30);
+        assert_eq!(resident(r#"{"memory": "2Gi", "resident": "300Mi"}"#), 300 << 20);
+        let none = table(r#"{"memory": "2Gi", "resident": "0Mi"}"#).unwrap();
+        assert_eq!(none.resident_bytes(), 0);
+        assert_eq!(serde_json::to_string(&none).unwrap(), r#"{"memory":"2Gi","resident":"0Mi"}"#);
+        for bad in ["0", "Mi", "-1Mi", "1Ki", "1.5Gi"] {
+            let why = table(&format!(r#"{{"memory": "2Gi", "resident": "{bad}"}}"#)).unwrap_err();
+            assert!(why.contains("such as 512Mi or 0Mi"), "{bad}: {why}");
+        }
     }
 
     #[test]

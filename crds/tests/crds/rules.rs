@@ -116,6 +116,19 @@ fn a_table_has_16_segments_to_12_gib() {
 }
 
 #[test]
+fn a_backup_keeps_no_more_of_a_table_than_there_is() {
+    let more = "table.resident must be at most table.memory: no more is used";
+    for (resident, why) in [("0Mi", None), ("1024Mi", None), ("1Gi", None), ("1025Mi", Some(more)), ("2Gi", Some(more))]
+    {
+        let said = said(&format!("{{table: {{memory: 1Gi, resident: {resident}}}}}"));
+        assert_eq!(said, Vec::from_iter(why), "{resident}");
+    }
+    let change = |before: &str, after: &str| problems(&group(after), Some(&group(before)));
+    let [all, some] = ["{table: {memory: 1Gi}}", "{table: {memory: 1Gi, resident: 64Mi}}"];
+    assert_eq!([change(all, some), change(some, all)], [Vec::<String>::new(), Vec::new()], "it may change");
+}
+
+#[test]
 fn a_table_grows_and_does_not_shrink() {
     let change = |before: &str, after: &str| problems(&group(after), Some(&group(before)));
     let grown = |before: &str, after: &str| change(&format!("{{table: {before}}}"), &format!("{{table: {after}}}"));
@@ -159,6 +172,10 @@ fn the_size_of_a_table_is_in_mi_or_gi() {
         assert_eq!(matches(pattern, text), good, "{text}");
     }
     assert_eq!(table["memory"]["maxLength"].as_u64(), Some(7));
+    let pattern = table["resident"]["pattern"].as_str().unwrap();
+    for (text, good) in [("2Gi", true), ("0Mi", true), ("0", false), ("01Mi", false), ("2G", false)] {
+        assert_eq!(matches(pattern, text), good, "{text}");
+    }
     let bounds = [&table["keys"]["minimum"], &table["keys"]["maximum"]].map(|bound| bound.as_f64());
     assert_eq!(bounds, [KEYS_MIN, KEYS_MAX].map(|bound| Some(f64::from(bound))));
 }

@@ -14,7 +14,7 @@ use tailwind_crds::names::{
 use tailwind_crds::{Hugepages, PodTemplateSpec, ReplicaGroup, ReplicaGroupSpec, Transport};
 use tailwind_report::memory;
 
-use super::{LABEL_INSTANCE, container, flush};
+use super::{LABEL_INSTANCE, container, flush, table};
 use crate::digest::sha256;
 use crate::options::Settings;
 use crate::platform::Platform;
@@ -191,6 +191,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         }
     }
     arguments.extend(flush::bound(spec).map(|bytes| format!("--flush-bytes={bytes}")));
+    arguments.extend(table::backup_flags(spec));
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
 
@@ -199,7 +200,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
     let in_memory = if hugepages(spec).is_some() { 0 } else { pool };
     let given = spec.backup_resources.as_ref();
     let beside = memory::beside_pool(memory::SEGMENTS_MAX, segment);
-    let mut resources = container::resources(spec, given, beside, in_memory);
+    let mut resources = container::resources(spec, given, beside, in_memory + table::loading_bytes(spec));
     if let Some((resource, _)) = hugepages(spec) {
         for side in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
             side.insert(resource.to_owned(), quantity::bytes(pool));
@@ -258,7 +259,9 @@ fn pool_bytes(spec: &ReplicaGroupSpec) -> u64 {
         Some(Hugepages::Gi1) => 1 << 30,
     };
     let block = if hugepages(spec).is_some() { page } else { 4096 };
-    memory::pool(spec.buffers.into(), spec.segment_size.bytes(), block).next_multiple_of(page)
+    let buffers = u64::from(spec.buffers) + table::residents(spec);
+    let bytes = memory::pool(buffers, spec.segment_size.bytes(), block) + table::mirror_in_pool(spec, block);
+    bytes.next_multiple_of(page)
 }
 
 fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {

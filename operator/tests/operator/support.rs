@@ -573,7 +573,7 @@ impl Example {
     /// By itself a sidecar was started for what the spec says, and a primary's table is half full.
     fn table_report(&self, is: Option<&TableIs>, leads: bool) -> Option<TableReport> {
         match is {
-            Some(TableIs::Reported(table)) => return Some(*table),
+            Some(TableIs::Reported(table)) => return Some(table.clone()),
             Some(TableIs::None) => return None,
             None => {}
         }

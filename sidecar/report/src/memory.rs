@@ -1,5 +1,5 @@
 //! How much memory a backup takes, and so the segments that it can hold where its memory has a limit; and what a table takes of a
-//! sidecar's.
+//! sidecar's, and of a backup's.
 //!
 //! Here, since two programs have to agree on it: the operator requests as much for a backup's container as the longest log takes,
 //! and a backup that has been given less holds fewer segments. `sidecar/backup/tests/memory.rs` measures that it suffices. All
@@ -19,6 +19,8 @@ const WHOLE_SEGMENTS: u64 = 4 + 3;
 /// Buffers that a pool has room for beside its own: a fence holds a buffer and its copy at the same time, and so does a lending of a
 /// buffer that still has a file. One of each may be under way.
 const SPARE_BUFFERS: u64 = 2;
+/// Most buffers of a backup, with those of residents.
+pub const BUFFERS_MAX: u64 = 1 << 12;
 /// Behind each buffer its file has a page with a flag.
 const FLAG_PAGE_BYTES: u64 = 4096;
 /// A pool has a table with a row for each buffer,
@@ -33,9 +35,30 @@ const CLEANED_SEGMENTS: u64 = 2;
 /// What else a table takes: candidates for moves, changes that wait for their acks, and what is lost by rounding.
 const TABLE_SLACK_BYTES: u64 = 8 << 20;
 
+/// Bytes of a mirror for each eight entries of an index, of which at most 60 % are in use: 53.3 for a key.
+const BUCKET_BYTES: u64 = 8 * 32;
+/// Fewest bytes of a part that a mirror's memory is lent in.
+const MIRROR_PART_BYTES_MIN: u64 = 8 << 20;
+
 /// Bytes that a table of so many keys takes of a sidecar that may lead.
 pub const fn table_index(keys: u64, segment_size: u64) -> u64 {
     keys * KEY_BYTES + CLEANED_SEGMENTS * segment_size + TABLE_SLACK_BYTES
+}
+
+/// Bytes of a mirror of the index for so many keys.
+pub const fn mirrored_index(keys: u64) -> u64 {
+    let entries = (keys * 10).div_ceil(6);
+    entries.div_ceil(8) * BUCKET_BYTES
+}
+
+/// Bytes of each part that a mirror's memory is lent in.
+pub const fn mirror_part(segment_size: u64) -> u64 {
+    if segment_size < MIRROR_PART_BYTES_MIN { MIRROR_PART_BYTES_MIN } else { segment_size }
+}
+
+/// Bytes beside the pool for a segment that is read from the disk to be resident, and is in memory twice.
+pub const fn loading(segment_size: u64) -> u64 {
+    segment_size + FLAG_PAGE_BYTES + TABLE_ROW_BYTES
 }
 
 /// Bytes of a pool of so many buffers, in a file system with blocks of `block` bytes. With less free space a backup waits for more

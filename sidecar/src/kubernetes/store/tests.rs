@@ -3,6 +3,7 @@
 use serde_json::Value;
 use tailwind_crds::table::{KEYS_MAX, KEYS_MIN, memory_bounds};
 use tailwind_crds::view::GroupView;
+use tailwind_protocol::board::mirror::{BUCKET_SIZE, PartSize};
 use tailwind_protocol::config::{Configuration, Kind, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 use tailwind_protocol::layout::SegmentSize;
@@ -113,6 +114,23 @@ fn the_index_of_a_table_has_its_memory() {
         let entries = 8 * u64::from(Buckets::for_keys(keys).number());
         assert!(entries * ENTRY_BYTES <= tailwind_report::memory::table_index(keys.into(), 0), "{keys} keys");
     }
+}
+
+/// Its mirror fits what the operator gives a backup for it, to the byte; and a backup takes as many residents.
+#[test]
+fn the_mirror_of_a_table_has_its_memory() {
+    for keys in [KEYS_MIN, KEYS_MIN + 1, 199_999, 200_000, 1_000_000, KEYS_MAX] {
+        let buckets = Buckets::for_keys(keys);
+        let bytes = tailwind_report::memory::mirrored_index(keys.into());
+        assert_eq!(bytes, u64::from(buckets.number()) * u64::from(BUCKET_SIZE), "{keys} keys");
+        for segment in [SegmentSize::MIN, SegmentSize::new(8 << 20).unwrap(), SegmentSize::MAX] {
+            let (part, size) =
+                (tailwind_report::memory::mirror_part(segment.bytes().into()), PartSize::beside(segment));
+            assert_eq!(u64::from(size.bytes()), part);
+            assert_eq!(u64::from(size.parts(buckets)), bytes.div_ceil(part), "{keys} keys in parts of {part} bytes");
+        }
+    }
+    assert_eq!(tailwind_report::memory::BUFFERS_MAX, u64::from(tailwind_protocol::rpc::BUFFERS_MAX));
 }
 
 #[test]
