@@ -10,6 +10,7 @@ mod neighbours;
 mod peers;
 mod recovery;
 mod scale;
+pub(crate) mod tables;
 
 pub(crate) use baselines::{WRITES, with_sums};
 pub(crate) use floors::{BLOCKING, CASE as LONE, SPIN, echo};
@@ -41,6 +42,7 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "joining", about: joining::ABOUT, run: joining::run },
     Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },
     Definition { name: "exec", about: exec::ABOUT, run: exec::run },
+    Definition { name: "tables", about: tables::ABOUT, run: tables::run },
 ];
 
 /// The one of this name.

@@ -1,6 +1,6 @@
 //! What appends cost in CPU time: a closed loop between two looks at proc(5).
 //!
-//! Used by the comparisons `cpu`, `scale`, `baselines` and `neighbours`.
+//! Used by the comparisons `cpu`, `scale`, `baselines`, `neighbours` and `tables`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use tailwind_e2e::processes::process::resident_memory;
 
 use crate::cpu::{settle, used};
-use crate::load::{Connection, closed_loop};
+use crate::load::{Connection, Measured, closed_loop};
 use crate::ours::Ours;
 use crate::results::{Figures, Metric};
 
@@ -31,17 +31,23 @@ pub(crate) fn measure_on(
     appends: &Appends,
     time: Duration,
 ) -> Result<Figures> {
+    around(ours, appends.size, || {
+        let mut connections = (0..appends.clients).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+        closed_loop(&mut connections, appends.depth, &vec![7; appends.size], time)
+    })
+}
+
+/// The same around any load of records of this size.
+pub(crate) fn around(ours: &Ours, size: usize, load: impl FnOnce() -> Result<Measured>) -> Result<Figures> {
     let (sidecar, backups) = (ours.sidecar()?, ours.backups()?);
     let all: Vec<u32> = [sidecar].iter().chain(&backups).copied().collect();
     settle(&all)?;
     let before = (used(&[sidecar])?, used(&backups)?);
-    let mut connections = (0..appends.clients).map(|_| connect()).collect::<Result<Vec<_>>>()?;
-    let measured = closed_loop(&mut connections, appends.depth, &vec![7; appends.size], time)?;
-    drop(connections);
+    let measured = load()?;
     settle(&all)?;
     let (of_sidecar, of_backups) = (used(&[sidecar])? - before.0, used(&backups)? - before.1);
     let records = measured.records as f64;
-    let bytes = records * ours.record_cost(appends.size)? as f64 * backups.len() as f64;
+    let bytes = records * ours.record_cost(size)? as f64 * backups.len() as f64;
     let mut figures = measured.figures();
     figures.extend([
         (Metric::SidecarUser, of_sidecar.user / records),

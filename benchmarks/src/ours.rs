@@ -40,6 +40,17 @@ pub(crate) struct TableShape {
     /// Bytes of its log.
     pub(crate) size: u64,
     pub(crate) keys: u64,
+    /// Whether backups keep its closed segments in memory.
+    pub(crate) resident: bool,
+}
+
+impl TableShape {
+    /// As the report says it.
+    fn options(self) -> String {
+        let mebibytes = self.size >> 20;
+        let resident = if self.resident { format!(", --resident {mebibytes}MiB") } else { String::new() };
+        format!("; --table {mebibytes}MiB --table-keys {}{resident}", self.keys)
+    }
 }
 
 impl Shape {
@@ -64,7 +75,9 @@ impl Ours {
     /// Starts a group and waits until all copies are in the set.
     pub(crate) fn start(name: &str, program: &Path, memory: &Path, shape: &Shape) -> Result<Ours> {
         // A quarter more, for what else lies there. Without room a write into the mapped memory would end a process.
-        let needed = shape.copies as f64 * shape.buffers as f64 * SEGMENT_MIB * 1.25 / 1024.0;
+        let resident = shape.table.filter(|table| table.resident).map_or(0, |table| table.size >> 20) as f64;
+        let of_backup = shape.buffers as f64 * SEGMENT_MIB + resident;
+        let needed = shape.copies as f64 * of_backup * 1.25 / 1024.0;
         let free = machine::free_gib(memory);
         ensure!(
             free >= needed,
@@ -83,9 +96,10 @@ impl Ours {
             let flags = ["--heartbeat-silence-ms", "--fence-wait-ms", "--rpc-timeout-ms"];
             setup.sidecar_options = flags.map(|flag| (flag, SILENCE_MS.to_owned())).to_vec();
         }
-        if let Some(TableShape { size, keys }) = shape.table {
-            let options = [("--table", format!("{}MiB", size >> 20)), ("--table-keys", keys.to_string())];
-            setup.sidecar_options.extend(options);
+        if let Some(TableShape { size, keys, resident }) = shape.table {
+            let size = format!("{}MiB", size >> 20);
+            setup.sidecar_options.extend([("--table", size.clone()), ("--table-keys", keys.to_string())]);
+            setup.backup_options.extend(resident.then_some(("--resident", size)));
         }
         let group = Group::start(setup).with_context(|| format!("start {name}"))?;
         group.wait_for_full_set().with_context(|| format!("start {name}"))?;
@@ -104,7 +118,7 @@ impl Ours {
         let program = self.group.setup().program.clone();
         let version = std::process::Command::new(&program).arg("--version").output();
         let version = version.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
-        let Shape { fabric, copies, buffers, default_timeouts, ring, .. } = self.shape;
+        let Shape { fabric, copies, buffers, default_timeouts, ring, table, .. } = self.shape;
         let way = if ring { "ring" } else { "socket" };
         let timeouts = if default_timeouts {
             String::new()
@@ -117,7 +131,8 @@ impl Ours {
             claim: format!("in the memory of all {copies} backups"),
             configuration: format!(
                 "--fabric {fabric} --backups {copies} --segment-size {SEGMENT_MIB}MiB --durability memory, {buffers} buffers a backup; \
-                 control by token; appends by the {way}{timeouts}"
+                 control by token; appends by the {way}{timeouts}{}",
+                table.map(|table| table.options()).unwrap_or_default()
             ),
         }
     }

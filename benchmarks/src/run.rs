@@ -63,6 +63,11 @@ impl Run<'_> {
         MEASUREMENT * self.options.effort() / 100
     }
 
+    /// The round that is under way.
+    pub(crate) fn round(&self) -> u32 {
+        self.round
+    }
+
     /// Says what is going on.
     pub(crate) fn say(&self, what: impl Display) {
         let (name, round, rounds) = (&self.comparison.name, self.round, self.options.rounds());

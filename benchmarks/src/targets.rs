@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::comparisons::tables::{
+    AT_PRIMARY, COLD, GETS_CLEANED, GETS_IDLE, LOG, ONE_PUT, PUTS_CLEANED, PUTS_IDLE, RING, RPC, RPC_AT_PRIMARY,
+    TAILWIND, WARM,
+};
 use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS, exec};
 use crate::peers;
 use crate::results::{Metric, Results};
@@ -17,6 +21,8 @@ enum Figure {
     /// One figure divided by another of the same round. Contestants of two comparisons do not take turns: that is for what differs
     /// by far more than a machine does from one minute to the next.
     Quotient(Place, Place),
+    /// A quotient divided by another one of the same round.
+    Ratio([Place; 2], [Place; 2]),
     /// Ours divided by that of the peer that was best in the round: contestant, case and metric of the comparison `peers`.
     BestPeer(&'static str, &'static str, Metric),
 }
@@ -46,6 +52,8 @@ struct Target {
 /// One line of the table.
 pub(crate) struct Verdict {
     pub(crate) text: &'static str,
+    /// The comparison that it looks at.
+    pub(crate) comparison: &'static str,
     /// Rounds that reached it, of the rounds that have a figure.
     pub(crate) reached: usize,
     pub(crate) rounds: usize,
@@ -274,7 +282,98 @@ const TARGETS: &[Target] = &[
         ),
         bound: Bound::AtLeast(20.0),
     },
+    Target {
+        text: "`shm`, puts by 30 clients: at least 0.6 × the rate of plain appends",
+        figure: Figure::Quotient(
+            of_tables(TAILWIND, PUTS_30, Metric::Rate),
+            of_tables(TAILWIND, APPENDS_30, Metric::Rate),
+        ),
+        bound: Bound::AtLeast(0.6),
+    },
+    Target {
+        text: "`shm`, puts by 30 clients: as far ahead of `rpc` as plain appends, 0.9 × at least",
+        figure: ahead(RPC),
+        bound: Bound::AtLeast(0.9),
+    },
+    Target {
+        text: "`shm`, puts by 30 clients: as far ahead of `ring` as plain appends, 0.9 × at least",
+        figure: ahead(RING),
+        bound: Bound::AtLeast(0.9),
+    },
+    Target {
+        text: "`shm`, puts by 30 clients: p99.9 at most that of `rpc`",
+        figure: Figure::Quotient(of_tables(TAILWIND, PUTS_30, Metric::P999), of_tables(RPC, PUTS_30, Metric::P999)),
+        bound: Bound::AtMost(1.0),
+    },
+    Target {
+        text: "`shm`, update-only, one client: at most the median of `rpc`",
+        figure: Figure::Quotient(
+            of_tables(AT_PRIMARY, UPDATES, Metric::P50),
+            of_tables(RPC_AT_PRIMARY, UPDATES, Metric::P50),
+        ),
+        bound: Bound::AtMost(1.0),
+    },
+    Target {
+        text: "`shm`, one put: at most 0.2 × etcd's median",
+        figure: Figure::Quotient(of_tables(TAILWIND, ONE_PUT, Metric::P50), of_tables("etcd", ONE_PUT, Metric::P50)),
+        bound: Bound::AtMost(0.2),
+    },
+    Target {
+        text: "`shm`, one put: at most 0.2 × the median of Redis with WAIT 2",
+        figure: Figure::Quotient(of_tables(TAILWIND, ONE_PUT, Metric::P50), of_tables("Redis", ONE_PUT, Metric::P50)),
+        bound: Bound::AtMost(0.2),
+    },
+    Target {
+        text: "`shm`, mix A: p99 of gets at most 1.2 × while the log is cleaned",
+        figure: Figure::Quotient(
+            of_tables(TAILWIND, GETS_CLEANED, Metric::P99),
+            of_tables(TAILWIND, GETS_IDLE, Metric::P99),
+        ),
+        bound: Bound::AtMost(1.2),
+    },
+    Target {
+        text: "`shm`, mix A: p99 of puts at most 1.5 × while the log is cleaned",
+        figure: Figure::Quotient(
+            of_tables(TAILWIND, PUTS_CLEANED, Metric::P99),
+            of_tables(TAILWIND, PUTS_IDLE, Metric::P99),
+        ),
+        bound: Bound::AtMost(1.5),
+    },
+    Target {
+        text: "`shm`, 10 million keys: first put with a warm index at most 1.5 × the failover of a log",
+        figure: Figure::Quotient(
+            of_tables(WARM, TAKEN_OVER, Metric::FirstAck),
+            of_tables(LOG, TAKEN_OVER, Metric::FirstAck),
+        ),
+        bound: Bound::AtMost(1.5),
+    },
+    Target {
+        text: "`shm`, 10 million keys: first put with a cold index at most 1.5 × reading such a log",
+        figure: Figure::Quotient(
+            of_tables(COLD, TAKEN_OVER, Metric::FirstAck),
+            of_tables(LOG, TAKEN_OVER, Metric::WholeLog),
+        ),
+        bound: Bound::AtMost(1.5),
+    },
 ];
+
+const PUTS_30: &str = "puts, 130 B: 30 clients";
+const APPENDS_30: &str = "appends, 130 B: 30 clients";
+const UPDATES: &str = "update-only, 130 B: 1 client";
+const TAKEN_OVER: &str = "takeover, 10 million keys";
+
+/// A figure of the comparison `tables`.
+const fn of_tables(contestant: &'static str, case: &'static str, metric: Metric) -> Place {
+    ("tables", contestant, case, metric)
+}
+
+/// How far puts are ahead of an enemy's, divided by how far plain appends are.
+const fn ahead(of: &'static str) -> Figure {
+    Figure::Ratio(
+        [of_tables(TAILWIND, PUTS_30, Metric::Rate), of_tables(of, PUTS_30, Metric::Rate)],
+        [of_tables(TAILWIND, APPENDS_30, Metric::Rate), of_tables(of, APPENDS_30, Metric::Rate)],
+    )
+}
 
 /// Each target with what these results say of it.
 pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
@@ -282,6 +381,7 @@ pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
         let figures = target.figure.find(results).unwrap_or_default();
         Verdict {
             text: target.text,
+            comparison: target.figure.comparison(),
             reached: figures.values().filter(|figure| target.bound.is_kept(**figure)).count(),
             rounds: figures.len(),
             figure: Summary::of(figures.into_values()),
@@ -291,6 +391,14 @@ pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
 }
 
 impl Figure {
+    /// The comparison that it is of; the first of two.
+    fn comparison(&self) -> &'static str {
+        match self {
+            Figure::Value(place) | Figure::Quotient(place, _) | Figure::Ratio([place, _], _) => place.0,
+            Figure::BestPeer(..) => "peers",
+        }
+    }
+
     /// The figure of each round.
     fn find(&self, results: &Results) -> Option<BTreeMap<u32, f64>> {
         let figures = |(comparison, contestant, case, metric): &Place| {
@@ -299,6 +407,10 @@ impl Figure {
         match self {
             Figure::Value(place) => figures(place),
             Figure::Quotient(of, to) => Some(quotients(&figures(of)?, &figures(to)?)),
+            Figure::Ratio(of, to) => {
+                let quotient = |[of, to]: &[Place; 2]| Some(quotients(&figures(of)?, &figures(to)?));
+                Some(quotients(&quotient(of)?, &quotient(to)?))
+            }
             Figure::BestPeer(ours, case, metric) => {
                 let best = best_peer(results, case, *metric)?;
                 Some(quotients(&figures(&("peers", ours, case, *metric))?, &best))
@@ -353,18 +465,46 @@ mod tests {
     fn the_worst_round_decides() {
         let verdict = |values: &[f64], bound: Bound| {
             let reached = values.iter().filter(|value| bound.is_kept(**value)).count();
-            Verdict { text: "", reached, rounds: values.len(), figure: None }.is_reached()
+            Verdict { text: "", comparison: "", reached, rounds: values.len(), figure: None }.is_reached()
         };
         assert!(verdict(&[1.0, 2.0], Bound::AtMost(2.0)) && verdict(&[2.0, 3.0], Bound::AtLeast(2.0)));
         assert!(!verdict(&[1.0, 1.0, 2.1], Bound::AtMost(2.0)) && !verdict(&[], Bound::AtMost(2.0)));
     }
 
+    /// Comparisons that are not in the committed data yet.
+    const NOT_MEASURED: &[&str] = &["tables"];
+
     /// A comparison that renames a case would leave its target without a figure.
     #[test]
     fn each_target_finds_its_figure_in_the_committed_data() {
         let results = Results::load(&crate::report::committed().join("benchmarks")).unwrap().expect("committed data");
-        let missing: Vec<&str> =
-            verdicts(&results).iter().filter(|verdict| verdict.rounds == 0).map(|verdict| verdict.text).collect();
-        assert_eq!(missing, [""; 0]);
+        let is_measured = |verdict: &&Verdict| !NOT_MEASURED.contains(&verdict.comparison);
+        let verdicts = verdicts(&results);
+        let missing = verdicts.iter().filter(is_measured).filter(|verdict| verdict.rounds == 0);
+        assert_eq!(missing.map(|verdict| verdict.text).collect::<Vec<_>>(), [""; 0]);
+        for name in NOT_MEASURED {
+            assert!(results.comparison(name).is_none(), "{name} has been measured: take it out of the list");
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_made_within_a_round() {
+        let places: [Place; 4] = ["a", "b", "c", "d"].map(|contestant| ("tables", contestant, ALONE, Metric::Rate));
+        let sample = |contestant: &str, round, rate| Sample {
+            contestant: contestant.to_owned(),
+            case: ALONE.to_owned(),
+            at: None,
+            round,
+            figures: [(Metric::Rate, rate)].into(),
+        };
+        let mut samples = Vec::new();
+        for (contestant, first, second) in [("a", 8.0, 6.0), ("b", 2.0, 3.0), ("c", 10.0, 4.0), ("d", 5.0, 1.0)] {
+            samples.extend([sample(contestant, 1, first), sample(contestant, 2, second)]);
+        }
+        let comparison = Comparison { name: "tables".to_owned(), samples, ..Comparison::default() };
+        let results = Results { comparisons: vec![comparison], ..example::results() };
+        let [a, b, c, d] = places;
+        let found = Figure::Ratio([a, b], [c, d]).find(&results).unwrap();
+        assert_eq!(found, [(1, 2.0), (2, 0.5)].into());
     }
 }

@@ -64,7 +64,7 @@ fn wrong_arguments_are_explained() {
     let error = error_of(&["--only", "floor"]);
     assert!(
         error.contains(
-            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, followers, joining, neighbours, exec"
+            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, followers, joining, neighbours, exec, tables"
         ),
         "{error}"
     );
@@ -85,6 +85,6 @@ fn the_comparisons_can_be_listed() {
     let output = bench(&["--list"]);
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
-        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nfollowers\njoining\nneighbours\nexec\n"
+        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nfollowers\njoining\nneighbours\nexec\ntables\n"
     );
 }

@@ -71,7 +71,7 @@ const RECOVERED: &[(&str, u64, f64)] =
     &[("1 million objects", 1_000_000, 1.0), ("10 million objects", 10_000_000, 8.0)];
 
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
-    let Some(program) = two_sided(run) else { return Ok(()) };
+    let Some(program) = two_sided(run, "this comparison") else { return Ok(()) };
     let quick = run.options.quick;
     let entries: Vec<&Entry> = ENTRIES.iter().filter(|entry| entry.quick || !quick).collect();
     let clients = if quick { CLIENTS_QUICK } else { CLIENTS };
@@ -127,11 +127,11 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     })
 }
 
-/// The program that knows the baselines, or a line in the report.
-pub(super) fn two_sided(run: &mut Run<'_>) -> Option<std::path::PathBuf> {
+/// The program that knows the baselines, or a line in the report that says what is missing without.
+pub(super) fn two_sided(run: &mut Run<'_>, without: &str) -> Option<std::path::PathBuf> {
     let program = run.options.two_sided.clone();
     if program.is_none() {
-        run.absent("this comparison", "--two-sided names no program with the feature `baselines`; ./bench builds one");
+        run.absent(without, "--two-sided names no program with the feature `baselines`; ./bench builds one");
     }
     program
 }

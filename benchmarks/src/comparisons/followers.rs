@@ -17,11 +17,12 @@ use super::recovery::{Length, fill, obstacle, records_of};
 use crate::affinity::{keep_on, keep_this_thread_on, processors};
 use crate::costs::{self, Appends};
 use crate::cpu::settle;
+use crate::keys;
 use crate::ours::{Ours, Shape};
 use crate::results::Metric;
 use crate::run::Run;
 use crate::statistics::{histogram, percentiles};
-use crate::workload::{self, Store};
+use crate::workload::Store;
 
 pub(crate) const ABOUT: &str = "Clients follow the log at a standby, which reads it from one backup at a time; 3 backups. First \
     the cost: one client appends 100 B pipelined with 2048 in flight at the primary, while nobody or 4 clients follow. The \
@@ -308,7 +309,7 @@ fn append_at(observer: &Observer, app: App, records: u64, ready: &Sender<()>) ->
 /// What an app that needs nothing of a table does at a standby; when its first write was acknowledged.
 fn put_at(observer: &Observer) -> Result<Instant> {
     let mut table = Table::over(observer.client(1, true)?)?;
-    table.put(workload::key(0).as_bytes(), &[9; SIZE])?;
+    table.put(keys::key(0).as_bytes(), &[9; SIZE])?;
     Ok(Instant::now())
 }
 

@@ -25,7 +25,7 @@ const NEIGHBOURS: &[usize] = &[0, 1, 2, 4, 8];
 const NEIGHBOURS_QUICK: &[usize] = &[0, 8];
 
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
-    let Some(program) = two_sided(run) else { return Ok(()) };
+    let Some(program) = two_sided(run, "this comparison") else { return Ok(()) };
     let all = processors()?;
     let Some((noisy, quiet)) = all.split_last().filter(|(_, quiet)| !quiet.is_empty()) else {
         run.absent("this comparison", "it needs two processors, one of them for the backups");

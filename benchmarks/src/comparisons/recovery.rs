@@ -89,18 +89,23 @@ pub(super) fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Le
 /// The same, without a note of it.
 pub(crate) fn fail_over(ours: &mut Ours, length: Length) -> Result<Figures> {
     let records = records_of(ours, SIZE, length)?;
-    fill(ours, SIZE, records)?;
+    fail_over_with(ours, SIZE, records)
+}
+
+/// The same with so many records of this size.
+pub(super) fn fail_over_with(ours: &mut Ours, size: usize, records: u64) -> Result<Figures> {
+    fill(ours, size, records)?;
     let pids: Vec<u32> = ours.backups()?;
     settle(&pids)?;
     let observer = ours.group.observer().clone();
     let app = std::thread::spawn(move || {
         let mut client = observer.client(1, true)?;
-        client.append(&[9; SIZE])?;
+        client.append(&vec![9; size])?;
         let first_ack = Instant::now();
         let mut read = client.read(Lsn(1), 0)?;
         let mut found = 0;
         while let Some((_, payload)) = read.next_record()? {
-            ensure!(payload.len() == SIZE, "a record of {} bytes in the log", payload.len());
+            ensure!(payload.len() == size, "a record of {} bytes in the log", payload.len());
             found += 1;
         }
         Ok((first_ack, Instant::now(), found))
@@ -112,7 +117,7 @@ pub(crate) fn fail_over(ours: &mut Ours, length: Length) -> Result<Figures> {
     let app = app.join().map_err(|_| anyhow::anyhow!("the reading app panicked"))?;
     let (first_ack, whole_log, found) = app.context("the app at the standby")?;
     ensure!(found == records + 1, "{found} records were read, and {} acknowledged", records + 1);
-    let mebibytes = (records * SIZE as u64) as f64 / f64::from(1 << 20);
+    let mebibytes = (records * size as u64) as f64 / f64::from(1 << 20);
     let milliseconds = |until: Instant| (until - killed).as_secs_f64() * 1000.0;
     let figures = [
         (Metric::FirstAck, milliseconds(first_ack)),

@@ -17,12 +17,24 @@ pub(super) fn text(results: Option<&Results>, gate: Option<&Gate>) -> String {
         let about = comparisons::find(&comparison.name).map(|definition| definition.about);
         section(&mut out, comparison, about.unwrap_or_default());
     }
+    if let Some(results) = results {
+        not_measured(&mut out, results);
+    }
     if let Some(gate) = gate.filter(|gate| gate.impossible.is_none()) {
         section(&mut out, &gate.comparison, crate::gate::ABOUT);
     }
     out.truncate(out.trim_end().len());
     out.push('\n');
     out
+}
+
+/// The comparisons that there are, and that this run has no figures of.
+fn not_measured(out: &mut String, results: &Results) {
+    let missing: Vec<&str> =
+        comparisons::ALL.iter().map(|c| c.name).filter(|name| results.comparison(name).is_none()).collect();
+    if !missing.is_empty() {
+        line!(out, "{}\n", wrap(&format!("**Not measured in this run**: {}.", missing.join(", "))));
+    }
 }
 
 fn section(out: &mut String, comparison: &Comparison, about: &str) {

@@ -44,7 +44,7 @@ fn targets(out: &mut String, verdicts: &[Verdict]) {
     line!(out, "## Targets\n\n{}\n\n| target | rounds that reached it | figure |\n|---|---|---|", wrap(&head));
     for verdict in verdicts {
         let rounds = match verdict {
-            Verdict { rounds: 0, .. } => "not measured".to_owned(),
+            Verdict { rounds: 0, comparison, .. } => format!("not measured (`{comparison}`)"),
             Verdict { reached: 0, .. } => "**none**".to_owned(),
             verdict if verdict.is_reached() => "all".to_owned(),
             Verdict { reached, rounds, .. } => format!("**{reached} of {rounds}**"),
