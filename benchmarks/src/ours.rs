@@ -16,6 +16,8 @@ use crate::results::Contestant;
 const SILENCE_MS: &str = "10000";
 /// Size of a segment, so of a buffer.
 const SEGMENT_MIB: f64 = 8.0;
+/// Bytes of a mirror for each key.
+const MIRRORED_KEY: u64 = 54;
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(30);
 
@@ -42,14 +44,28 @@ pub(crate) struct TableShape {
     pub(crate) keys: u64,
     /// Whether backups keep its closed segments in memory.
     pub(crate) resident: bool,
+    /// Whether they have memory for mirrors of its index.
+    pub(crate) mirror: bool,
 }
 
 impl TableShape {
+    fn resident_mebibytes(self) -> u64 {
+        if self.resident { self.size >> 20 } else { 0 }
+    }
+
+    fn mirror_mebibytes(self) -> u64 {
+        if self.mirror { (self.keys * MIRRORED_KEY).div_ceil(1 << 20) } else { 0 }
+    }
+
     /// As the report says it.
     fn options(self) -> String {
-        let mebibytes = self.size >> 20;
-        let resident = if self.resident { format!(", --resident {mebibytes}MiB") } else { String::new() };
-        format!("; --table {mebibytes}MiB --table-keys {}{resident}", self.keys)
+        let mut text = format!("; --table {}MiB --table-keys {}", self.size >> 20, self.keys);
+        for (flag, number) in [("--resident", self.resident_mebibytes()), ("--mirror", self.mirror_mebibytes())] {
+            if number > 0 {
+                text.push_str(&format!(", {flag} {number}MiB"));
+            }
+        }
+        text
     }
 }
 
@@ -75,8 +91,8 @@ impl Ours {
     /// Starts a group and waits until all copies are in the set.
     pub(crate) fn start(name: &str, program: &Path, memory: &Path, shape: &Shape) -> Result<Ours> {
         // A quarter more, for what else lies there. Without room a write into the mapped memory would end a process.
-        let resident = shape.table.filter(|table| table.resident).map_or(0, |table| table.size >> 20) as f64;
-        let of_backup = shape.buffers as f64 * SEGMENT_MIB + resident;
+        let of_table = shape.table.map_or(0, |table| table.resident_mebibytes() + table.mirror_mebibytes()) as f64;
+        let of_backup = shape.buffers as f64 * SEGMENT_MIB + of_table;
         let needed = shape.copies as f64 * of_backup * 1.25 / 1024.0;
         let free = machine::free_gib(memory);
         ensure!(
@@ -96,10 +112,14 @@ impl Ours {
             let flags = ["--heartbeat-silence-ms", "--fence-wait-ms", "--rpc-timeout-ms"];
             setup.sidecar_options = flags.map(|flag| (flag, SILENCE_MS.to_owned())).to_vec();
         }
-        if let Some(TableShape { size, keys, resident }) = shape.table {
-            let size = format!("{}MiB", size >> 20);
-            setup.sidecar_options.extend([("--table", size.clone()), ("--table-keys", keys.to_string())]);
-            setup.backup_options.extend(resident.then_some(("--resident", size)));
+        if let Some(table) = shape.table {
+            let mebibytes = |number: u64| format!("{number}MiB");
+            let (size, keys) = (mebibytes(table.size >> 20), table.keys.to_string());
+            setup.sidecar_options.extend([("--table", size), ("--table-keys", keys)]);
+            let backup =
+                [("--resident", table.resident_mebibytes()), ("--mirror", table.mirror_mebibytes())].into_iter();
+            let given = backup.filter(|(_, number)| *number > 0).map(|(flag, number)| (flag, mebibytes(number)));
+            setup.backup_options.extend(given);
         }
         let group = Group::start(setup).with_context(|| format!("start {name}"))?;
         group.wait_for_full_set().with_context(|| format!("start {name}"))?;

@@ -110,6 +110,8 @@ pub(crate) enum Metric {
     BackupMemory,
     FirstAck,
     WholeLog,
+    /// From the first ack of a new primary until members' memory shows the whole index.
+    MirrorsLive,
     ReadRate,
     PerByte,
     /// Mebibytes of log per second that a newcomer gets.
@@ -146,6 +148,7 @@ impl Metric {
             Metric::BackupMemory => "one backup, MiB",
             Metric::FirstAck => "kill to first ack, ms",
             Metric::WholeLog => "kill to whole log read, ms",
+            Metric::MirrorsLive => "first ack to live mirrors, ms",
             Metric::ReadRate => "read, MiB/s",
             Metric::PerByte => "ns/byte",
             Metric::CopyRate => "copied, MiB/s",

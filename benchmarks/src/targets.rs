@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::comparisons::tables::{
-    AT_PRIMARY, COLD, GETS_CLEANED, GETS_IDLE, LOG, ONE_PUT, PUTS_CLEANED, PUTS_IDLE, RING, RPC, RPC_AT_PRIMARY,
-    TAILWIND, WARM,
+    AT_PRIMARY, COLD, FOUR_GET, GETS_CLEANED, GETS_IDLE, LOG, NOBODY_GETS, ONE_PUT, PUTS_CLEANED, PUTS_IDLE, READ,
+    RING, RPC, RPC_AT_PRIMARY, TAILWIND, WARM,
 };
 use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS, exec};
 use crate::peers;
@@ -338,6 +338,16 @@ const TARGETS: &[Target] = &[
             of_tables(TAILWIND, PUTS_IDLE, Metric::P99),
         ),
         bound: Bound::AtMost(1.5),
+    },
+    Target {
+        text: "`shm`, 4 clients get at a standby: puts at least 0.95 × the rate without",
+        figure: Figure::Quotient(of_tables(READ, FOUR_GET, Metric::Rate), of_tables(READ, NOBODY_GETS, Metric::Rate)),
+        bound: Bound::AtLeast(0.95),
+    },
+    Target {
+        text: "`shm`, 2 million keys: mirrors live at most 1,000 ms after the first put of a new primary",
+        figure: Figure::Value(of_tables(WARM, "takeover, 2 million keys", Metric::MirrorsLive)),
+        bound: Bound::AtMost(1000.0),
     },
     Target {
         text: "`shm`, 10 million keys: first put with a warm index at most 1.5 × the failover of a log",

@@ -43,7 +43,7 @@ impl Store {
     /// The same for so many keys.
     pub(crate) fn shape_of_keys(shape: Shape, keys: u64) -> Shape {
         let size = TABLE_MIN.max(keys * TABLE_PER_KEY);
-        Shape { table: Some(TableShape { size, keys, resident: false }), ..shape }
+        Shape { table: Some(TableShape { size, keys, resident: false, mirror: false }), ..shape }
     }
 
     /// Starts the app beside all sidecars of a group that keeps a table, and fills that. Each server has all keys then.

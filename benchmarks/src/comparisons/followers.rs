@@ -72,14 +72,14 @@ impl App {
 }
 
 /// Processors of the standby with its clients, and of the rest.
-struct Apart {
-    standby: usize,
-    others: Vec<usize>,
+pub(super) struct Apart {
+    pub(super) standby: usize,
+    pub(super) others: Vec<usize>,
 }
 
 impl Apart {
     /// `None` with one processor.
-    fn of(processors: &[usize]) -> Option<Apart> {
+    pub(super) fn of(processors: &[usize]) -> Option<Apart> {
         let (standby, others) = processors.split_last().filter(|(_, others)| !others.is_empty())?;
         Some(Apart { standby: *standby, others: others.to_vec() })
     }

@@ -1,17 +1,20 @@
 //! `tables`: what it costs that a group keeps the last value of each key, and how fast keys are read and written.
 //!
-//! In the order of a round: [`puts`], [`mixes`], [`cleaning`], [`takeover`]. Groups that are measured in turn live as long as the
-//! comparison; those of `cleaning` and `takeover` begin empty in each round.
+//! In the order of a round: [`puts`], [`mixes`], [`readers`], [`cleaning`], [`takeover`]. Groups that are measured in turn
+//! live as long as the comparison; those of `cleaning` and `takeover` begin empty in each round.
 
 mod cleaning;
 mod clients;
+mod mirrors;
 mod mixes;
 mod puts;
+mod readers;
 mod takeover;
 
 pub(crate) use cleaning::{GETS_CLEANED, GETS_IDLE, PUTS_CLEANED, PUTS_IDLE};
 pub(crate) use mixes::{AT_PRIMARY, RPC_AT_PRIMARY};
 pub(crate) use puts::{ONE_PUT, RING, RPC, TAILWIND};
+pub(crate) use readers::{FOUR_GET, NOBODY_GETS, READ};
 pub(crate) use takeover::{COLD, LOG, WARM};
 
 use std::sync::Arc;
@@ -24,17 +27,21 @@ use crate::run::Run;
 
 use super::baselines;
 
-pub(crate) const ABOUT: &str = "Groups that keep a table, with 3 backups. Keys have 30 B and are drawn by Zipf 0.99, of 100,000; the \
-    sizes are those of key and value together. *Puts*: clients of the sidecar, each of which sends the next once the last is \
-    answered, beside plain appends of as many bytes by another group of the same fabric. `rpc` and `ring` are the two-sided enemies of \
-    the comparison `baselines`. The logs of tables are cleaned as they grow, which is in the figures. *One put* is by one client, beside \
-    one put of Redis with WAIT 2 and of etcd. *Update-only*, *A*, *B* and *C* are mixes of YCSB, with 0, 50, 95 and 100 % of reads; each \
-    client is a thread, which waits for each answer. They read *at the primary*, by gets, or in the *local table* of their own process, \
-    which follows at a standby. The backups of these groups keep closed segments in memory. CPU is that of the primary's sidecar and \
-    of the backups, until they have come to rest. *Cleaning*: the same mix A, with values of 1 KiB, before the table's log is long \
-    enough to be cleaned, and while it is cleaned. *Takeover*: the primary is killed (SIGKILL), and the time counts until the first ack of \
-    a client that waits at the standby, whose index is complete (*warm*) or which has just been started (*cold*); beside that of a \
-    group whose log has as many records of the same size, where the client reads the whole log after its ack.";
+pub(crate) const ABOUT: &str = "Groups that keep a table, with 3 backups. Keys have 30 B and are drawn by Zipf 0.99, \
+    of 100,000; the sizes are those of key and value together. *Puts*: clients of the sidecar, each of which sends the \
+    next once the last is answered, beside plain appends of as many bytes by another group of the same fabric. `rpc` and \
+    `ring` are the two-sided enemies of the comparison `baselines`. The logs of tables are cleaned as they grow, which \
+    is in the figures. *One put* is by one client, beside one put of Redis with WAIT 2 and of etcd. *Update-only*, *A*, \
+    *B* and *C* are mixes of YCSB, with 0, 50, 95 and 100 % of reads; each client is a thread, which waits for each \
+    answer. They read *at the primary*, by gets; *at a standby*, by gets that its sidecar answers from a backup's \
+    memory, one-sidedly; or in the *local table* of their own process, which follows at a standby. The backups of these \
+    groups keep closed segments in memory. *Pipelined* puts by one client, while nobody and while 4 clients get keys at \
+    a standby, which has one processor to itself, with them. CPU is that of the primary's sidecar and of the backups, \
+    until they have come to rest. *Cleaning*: the same mix A, with values of 1 KiB, before the table's log is long \
+    enough to be cleaned, and while it is cleaned. *Takeover*: the primary is killed (SIGKILL), and the time counts \
+    until the first ack of a client that waits at the standby, whose index is complete (*warm*) or which has just been \
+    started (*cold*); beside that of a group whose log has as many records of the same size, where the client reads the \
+    whole log after its ack. Mirrors are *live* when each backup's memory shows the whole index.";
 
 /// Keys of the tables, and with --quick.
 const KEYS: u64 = 100_000;
@@ -76,8 +83,9 @@ impl Keys {
     }
 
     /// The shape of a group that keeps them.
-    fn shape(&self, fabric: &'static str, sidecars: usize, resident: bool) -> Shape {
-        let table = TableShape { size: TABLE_MIN.max(self.count * TABLE_PER_KEY), keys: self.count, resident };
+    fn shape(&self, fabric: &'static str, sidecars: usize, resident: bool, mirror: bool) -> Shape {
+        let size = TABLE_MIN.max(self.count * TABLE_PER_KEY);
+        let table = TableShape { size, keys: self.count, resident, mirror };
         Shape { sidecars, buffers: BUFFERS, table: Some(table), ..Shape::new(fabric, 3) }
     }
 }
@@ -87,10 +95,12 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let keys = Keys::new(run.options.quick);
     let puts = puts::Contest::start(run, two_sided.as_deref(), &keys)?;
     let mixes = mixes::Contest::start(run, two_sided.as_deref(), &keys)?;
+    let readers = readers::Contest::start(run, &keys)?;
     let takeovers = takeover::lengths(run);
     run.rounds(|run| {
         puts.round(run)?;
         mixes.round(run)?;
+        readers.iter().try_for_each(|readers| readers.round(run))?;
         cleaning::round(run)?;
         takeovers.iter().try_for_each(|length| takeover::round(run, length))
     })

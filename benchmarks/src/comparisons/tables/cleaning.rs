@@ -36,7 +36,7 @@ pub(super) fn round(run: &mut Run<'_>) -> Result<()> {
     let count = if run.options.quick { KEYS_QUICK } else { KEYS };
     let zipf = Arc::new(Zipf::new(count));
     run.say("cleaning: starting");
-    let table = TableShape { size: MEMORY, keys: count, resident: true };
+    let table = TableShape { size: MEMORY, keys: count, resident: true, mirror: false };
     let shape = Shape { table: Some(table), ..Shape::new("shm", 3) };
     let ours = Ours::start(TAILWIND, &run.program, &run.options.memory, &shape)?;
     keys::fill(&ours, count, LARGE.value())?;

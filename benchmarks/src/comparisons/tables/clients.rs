@@ -98,6 +98,29 @@ impl KeyClient for AtPrimary {
     }
 }
 
+/// Gets at a standby, puts at the primary.
+pub(super) struct AtStandby {
+    gets: Table,
+    puts: AtPrimary,
+}
+
+impl AtStandby {
+    pub(super) fn connect(ours: &Ours) -> Result<AtStandby> {
+        let client = ours.group.observer().client(1, false).context("connect to the standby")?;
+        Ok(AtStandby { gets: Table::over(client)?, puts: AtPrimary::connect(ours)? })
+    }
+}
+
+impl KeyClient for AtStandby {
+    fn read(&mut self, key: &[u8]) -> Result<usize> {
+        Ok(self.gets.get(key)?.context("a key is missing")?.value.len())
+    }
+
+    fn write(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.puts.write(key, value)
+    }
+}
+
 /// Reads what this process has of the table; puts go to the primary.
 pub(super) struct Locally {
     values: Arc<RwLock<Values>>,

@@ -71,7 +71,7 @@ impl Contest {
             run.say(format!("starting {}", entry.name));
             let start = |shape: &Shape| Ours::start(entry.name, &program, &run.options.memory, shape);
             let log = start(&Shape { buffers: BUFFERS, ..Shape::new(entry.fabric, 3) })?;
-            let table = start(&keys.shape(entry.fabric, 1, false))?;
+            let table = start(&keys.shape(entry.fabric, 1, false, false))?;
             run.enter(contestant(&table, entry.fabric));
             pairs.push(Pair { log, table });
         }

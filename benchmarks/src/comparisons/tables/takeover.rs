@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use tailwind_client::blocking::Table;
 use tailwind_e2e::processes::group::Process;
 
-use super::SMALL;
+use super::{SMALL, mirrors};
 use crate::comparisons::recovery::{fail_over_with, obstacle};
 use crate::cpu::settle;
 use crate::keys::{self, key};
@@ -20,7 +20,7 @@ pub(crate) const LOG: &str = "log";
 
 /// Name and number of keys, and the GiB that three copies take. The first is for --quick.
 const LENGTHS: &[(&str, u64, f64)] =
-    &[("100 thousand keys", 100_000, 1.0), ("1 million keys", 1_000_000, 2.0), ("10 million keys", 10_000_000, 14.0)];
+    &[("100 thousand keys", 100_000, 1.0), ("2 million keys", 2_000_000, 4.0), ("10 million keys", 10_000_000, 14.0)];
 /// Bytes of a table's log for each key: a record takes less than half.
 const TABLE_PER_KEY: u64 = 512;
 const TABLE_MIN: u64 = 128 << 20;
@@ -70,7 +70,7 @@ fn pair() -> Shape {
 fn take_over(run: &mut Run<'_>, length: &Length, name: &str, is_warm: bool) -> Result<()> {
     run.say(format!("{}, {name}", length.case));
     let size = TABLE_MIN.max(length.keys * TABLE_PER_KEY).next_multiple_of(SEGMENT_BYTES as u64);
-    let table = TableShape { size, keys: length.keys, resident: false };
+    let table = TableShape { size, keys: length.keys, resident: false, mirror: true };
     let mut ours = Ours::start(name, &run.program, &run.options.memory, &Shape { table: Some(table), ..pair() })?;
     keys::fill(&ours, length.keys, SMALL.value())?;
     let standby = [ours.group.pid(Process::Sidecar(1))?];
@@ -98,8 +98,11 @@ fn take_over(run: &mut Run<'_>, length: &Length, name: &str, is_warm: bool) -> R
     ours.group.kill_sidecar(0)?;
     let acked =
         app.join().map_err(|_| anyhow!("the app at the standby panicked"))?.context("the app at the standby")?;
-    let milliseconds = (acked - killed).as_secs_f64() * 1000.0;
-    run.note(name, &length.case, None, [(Metric::FirstAck, milliseconds)].into());
+    mirrors::wait_for(&ours, 1)?;
+    let milliseconds = |until: Instant, from: Instant| (until - from).as_secs_f64() * 1000.0;
+    let figures =
+        [(Metric::FirstAck, milliseconds(acked, killed)), (Metric::MirrorsLive, milliseconds(Instant::now(), acked))];
+    run.note(name, &length.case, None, figures.into());
     Ok(())
 }
 
