@@ -173,6 +173,10 @@ pub struct TableStatus {
     pub log_bytes: u64,
     /// Bytes that these may have: the table's memory, in whole segments.
     pub memory_bytes: u64,
+    /// Members whose mirror of the index is live: gets at other sidecars than the primary's are answered from these. Absent if the
+    /// primary tells of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirrors: Option<u32>,
 }
 
 /// A change of primary that was asked for.

@@ -5,7 +5,7 @@
 
 use tailwind_crds::{LogKind, ReplicaGroupSpec, TableStatus};
 use tailwind_report::sidecar::SidecarReport;
-use tailwind_report::table::{CleanerReport, CleanerState, TableReport};
+use tailwind_report::table::{CleanerReport, CleanerState, MirrorState, TableReport};
 
 use super::answer::TableHasRoom;
 use super::group_state::GroupState;
@@ -34,7 +34,9 @@ pub(super) fn status(state: &GroupState<'_>) -> Option<TableStatus> {
 fn of_report(table: &TableReport) -> Option<TableStatus> {
     let &TableReport { keys, keys_max, live_bytes, live_bytes_max, log_bytes, memory_bytes, .. } = table;
     let (keys, live_bytes, log_bytes) = (keys?, live_bytes?, log_bytes?);
-    Some(TableStatus { keys, keys_max, live_bytes, live_bytes_max, log_bytes, memory_bytes })
+    let live = table.mirrors.iter().filter(|mirror| mirror.state == MirrorState::Live).count();
+    let mirrors = (!table.mirrors.is_empty()).then_some(live as u32);
+    Some(TableStatus { keys, keys_max, live_bytes, live_bytes_max, log_bytes, memory_bytes, mirrors })
 }
 
 /// Nothing where the group keeps a log.
