@@ -128,8 +128,9 @@ pub struct Getter {
     visiting: Option<Visiting>,
     /// The next visit begins then, after a pause of this length.
     revisit: (Duration, Duration),
-    /// Everything acknowledged before this moment was published when its mirror was looked at.
-    covers: Option<Duration>,
+    /// Everything acknowledged before this moment was published when its mirror was looked at: up to this record. Another mirror
+    /// may be behind it.
+    covers: Option<(Duration, Lsn)>,
 }
 
 impl Getter {

@@ -165,7 +165,8 @@ impl Getter {
             return None;
         }
         shown.floor = as_of;
-        Some(self.covers.is_none_or(|covers| covers + STALE_AFTER < turn.now))
+        let is_recent = |(moment, published)| moment + STALE_AFTER >= turn.now && as_of >= published;
+        Some(!self.covers.is_some_and(is_recent))
     }
 
     fn answer(&mut self, at: usize, answer: Answer<'_>, turn: &mut Turn<'_>) {

@@ -161,7 +161,10 @@ impl Getter {
             visiting.moved = turn.now;
         }
         if mirror.published >= progress.acked {
-            self.covers = self.covers.max(visiting.freshness.covers());
+            let covers = visiting.freshness.covers().map(|moment| (moment, mirror.published));
+            if covers.map(|(moment, _)| moment) > self.covers.map(|(moment, _)| moment) {
+                self.covers = covers;
+            }
             visiting.published = turn.now;
         }
         if before.is_none_or(|before| mirror.published > before.mirror.published) {

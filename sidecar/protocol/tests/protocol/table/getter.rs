@@ -1,5 +1,7 @@
 //! The getter, input by input: what it waits for, what it reads again, and when it goes to the next member.
 
+mod age;
+
 use std::time::Duration;
 
 use tailwind_protocol::board::mirror::{MirrorLine, PartSize};
