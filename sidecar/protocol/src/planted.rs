@@ -26,27 +26,12 @@ macro_rules! bugs {
 }
 
 impl Bug {
-    /// A bug of tables: other groups do not have it.
-    pub const fn is_of_tables(self) -> bool {
+    /// A bug of mirrors, or of who reads them: other tables do not have it.
+    pub const fn is_of_mirrors(self) -> bool {
         matches!(
             self,
-            Bug::IndexBeforeAck
-                | Bug::EntryWithoutCrc
-                | Bug::MoveWithoutRecheck
-                | Bug::MoveRenewsRevision
-                | Bug::TrimBeforeMoved
-                | Bug::DropsUnacked
-                | Bug::TrimBeforeSynced
+            Bug::EntryWithoutCrc
                 | Bug::TrimWithoutGrace
-                | Bug::FoldIgnoresDeletes
-                | Bug::WarmIndexIsBelieved
-                | Bug::MismatchTellsUnacked
-                | Bug::MismatchWithoutBarrier
-                | Bug::PutsFillReserve
-                | Bug::MovesStayUnseen
-                | Bug::FreshWithoutBarrier
-                | Bug::RecordUnchecked
-                | Bug::GetNotLookedAgain
                 | Bug::PublishedBeforeComplete
                 | Bug::RoundAfterBits
                 | Bug::FillingIsLive
@@ -55,7 +40,33 @@ impl Bug {
                 | Bug::KeyUnchecked
                 | Bug::RevisionUnchecked
                 | Bug::OlderAsNew
+                | Bug::CleanerIgnoresMirrors
+                | Bug::PartNotZeroed
+                | Bug::PartsLentOnce
         )
+    }
+
+    /// A bug of tables: other groups do not have it.
+    pub const fn is_of_tables(self) -> bool {
+        self.is_of_mirrors()
+            || matches!(
+                self,
+                Bug::IndexBeforeAck
+                    | Bug::MoveWithoutRecheck
+                    | Bug::MoveRenewsRevision
+                    | Bug::TrimBeforeMoved
+                    | Bug::DropsUnacked
+                    | Bug::TrimBeforeSynced
+                    | Bug::FoldIgnoresDeletes
+                    | Bug::WarmIndexIsBelieved
+                    | Bug::MismatchTellsUnacked
+                    | Bug::MismatchWithoutBarrier
+                    | Bug::PutsFillReserve
+                    | Bug::MovesStayUnseen
+                    | Bug::FreshWithoutBarrier
+                    | Bug::RecordUnchecked
+                    | Bug::GetNotLookedAgain
+            )
     }
 }
 
@@ -217,6 +228,13 @@ bugs! {
     RevisionUnchecked = "revision-unchecked",
     /// Getter: the value before the one that cannot be read is given as the key's. Breaks S20.
     OlderAsNew = "older-as-new",
+    /// Executor: a table's cleaner does not hear of mirrors. Breaks S19.
+    CleanerIgnoresMirrors = "cleaner-ignores-mirrors",
+    /// Environment: a part of a mirror's memory is lent as its last epoch left it. Breaks S6.
+    PartNotZeroed = "part-not-zeroed",
+    /// Environment: parts that are lent once more after a lost channel keep their keys and their bytes: what it had posted lands
+    /// late. Breaks S21.
+    PartsLentOnce = "parts-lent-once",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch also serves the next one, late writes included. Breaks S4.

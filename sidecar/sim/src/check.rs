@@ -17,7 +17,7 @@ use tailwind_protocol::layout::{RECORD_HEADER_SIZE, SegmentIdentity};
 use history::History;
 use receiver::Receivers;
 use table::Tables;
-pub(crate) use table::{Does, Mismatch, Operation, Shown, State, size_in_log};
+pub(crate) use table::{AskedElsewhere, Does, ENTRY, Mismatch, Operation, Shown, State, ToldElsewhere, size_in_log};
 
 /// Ends the run: a rule is broken.
 pub(crate) fn broken(rule: &str, what: String) -> ! {

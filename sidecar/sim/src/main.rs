@@ -53,6 +53,9 @@ struct Args {
     /// Whether backups have residents, instead of what each seed draws
     #[arg(long, value_name = "true|false")]
     residents: Option<bool>,
+    /// Whether the index of a table is mirrored
+    #[arg(long)]
+    mirrors: Option<bool>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -83,7 +86,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(Command::Exhaust { scenario }) = &args.command {
         return exhaust(scenario.as_deref());
     }
-    let fixed = Fixed { durability: args.durability, kind: args.kind, residents: args.residents };
+    let fixed =
+        Fixed { durability: args.durability, kind: args.kind, residents: args.residents, mirrors: args.mirrors };
     if let Some(seed) = args.seed {
         return tell(seed, fixed);
     }

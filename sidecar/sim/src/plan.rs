@@ -4,11 +4,14 @@
 //! Drawn by [`World::new`](crate::world::World::new). Every fault is on in some seeds and off in others (swarm testing:
 //! Groce et al., ISSTA 2012): a fault that strikes all the time hides what the others would show.
 
+mod mirrors;
+
 use tailwind_protocol::config::{Durability, Kind};
 use tailwind_protocol::table::bounds;
 
 use crate::random::Random;
 use crate::tally::Fault;
+pub use mirrors::MirrorPlan;
 
 /// In which order the bytes of writes reach a backup's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub struct Fixed {
     pub kind: Option<Kind>,
     /// Whether backups have residents.
     pub residents: Option<bool>,
+    /// Whether a table's index is mirrored.
+    pub mirrors: Option<bool>,
 }
 
 /// A group that keeps a table.
@@ -227,6 +232,8 @@ pub struct Plan {
     pub residents: u32,
     /// Of a group that keeps a table.
     pub table: Option<TablePlan>,
+    /// Of a table whose index is mirrored.
+    pub mirrors: Option<MirrorPlan>,
     /// Faults that strike in this seed.
     pub faults: Vec<Fault>,
 }
@@ -304,6 +311,7 @@ impl Plan {
             sending: Sending::draw(&mut apart),
             residents: 0,
             table: None,
+            mirrors: None,
             faults,
         }
     }
@@ -332,8 +340,14 @@ impl Plan {
             sending: Sending::PLAIN,
             residents: 0,
             table: (shape.kind == Kind::Table).then(TablePlan::still),
+            mirrors: None,
             faults: vec![Fault::ClosedBitFlip],
         }
+    }
+
+    /// Members lend boards.
+    pub(crate) fn has_boards(&self) -> bool {
+        self.read_grain.is_some() || self.mirrors.is_some()
     }
 
     /// What the group keeps.

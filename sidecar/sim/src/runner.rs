@@ -41,15 +41,16 @@ fn play_in(seed: u64, mut world: World) -> Played {
     Played { seed, story: world.story(), end }
 }
 
-/// A line of the kept seeds: the seed, and how it is to be played. Tables say so in the second word, and groups with residents
-/// in the next one. All others had neither when they were kept. `None`: a comment.
+/// A line of the kept seeds: the seed, and how it is to be played. Tables say so in the second word, groups with residents in the
+/// next one, and tables with mirrors in the one after it. All others had none of these when they were kept. `None`: a comment.
 pub fn kept(line: &str) -> Option<Result<(u64, Fixed), std::num::ParseIntError>> {
     let mut words = line.split_whitespace();
     let seed = words.next().filter(|word| !word.starts_with('#'))?;
     let mut words = words.peekable();
     let kind = if words.next_if_eq(&"table:").is_some() { Kind::Table } else { Kind::Log };
     let residents = Some(words.next_if_eq(&"residents:").is_some());
-    Some(seed.parse().map(|seed| (seed, Fixed { kind: Some(kind), residents, ..Fixed::default() })))
+    let mirrors = Some(words.next_if_eq(&"mirrors:").is_some());
+    Some(seed.parse().map(|seed| (seed, Fixed { kind: Some(kind), residents, mirrors, ..Fixed::default() })))
 }
 
 /// Which seeds to play.

@@ -6,6 +6,7 @@
 //! one failover: [`faults`] → [`sidecar`] → [`candidate`] → [`store`] and [`network`] → [`host`] → [`lead`].
 
 pub(crate) mod app;
+mod asking;
 mod candidate;
 mod cleaning;
 mod daemon;
@@ -16,12 +17,15 @@ pub(crate) mod fabric;
 mod faults;
 mod files;
 mod follow;
+mod getter;
 mod getting;
 pub(crate) mod host;
 mod image;
 mod judge;
 mod lead;
 mod memory;
+mod mirror_memory;
+mod mirroring;
 pub(crate) mod network;
 pub(crate) mod pull;
 pub(crate) mod queue;
@@ -31,6 +35,7 @@ mod scrub;
 mod seats;
 mod sender;
 pub(crate) mod sidecar;
+mod sides;
 mod standby;
 mod store;
 mod table;
@@ -38,10 +43,11 @@ mod warm;
 
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::follower::Visit;
-use tailwind_protocol::ids::GroupName;
+use tailwind_protocol::ids::{Epoch, GroupName};
+use tailwind_protocol::table::mirror::MirrorId;
 
 use crate::check::{Checks, broken};
-use crate::plan::{Fixed, Plan, ResidentPlan, Shape, TablePlan};
+use crate::plan::{Fixed, MirrorPlan, Plan, ResidentPlan, Shape, TablePlan};
 use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, trace};
@@ -53,6 +59,7 @@ pub(crate) use fabric::Key;
 use fabric::{ChannelId, Fabric, StaleWrite};
 use faults::Heal;
 use follow::FollowAsk;
+use getter::GetterAsk;
 pub(crate) use host::Host;
 use host::HostEvent;
 use network::{Cuts, Envelope};
@@ -110,6 +117,12 @@ pub(crate) enum Event {
     Pull(HostNo, u32, PullNo, PullEvent),
     /// A follower's question reaches a backup's host.
     FollowAsk(SidecarNo, u32, Visit, FollowAsk),
+    /// A getter's question reaches a backup's host.
+    GetterAsk(SidecarNo, u32, Visit, GetterAsk),
+    /// A getter's question for a position reaches the primary.
+    AskPosition(SidecarNo, u32, u64),
+    /// A request for a mirror's parts, of this epoch and so many, reaches a backup's host.
+    LendParts(SidecarNo, u32, MirrorId, HostNo, (Epoch, u32)),
     Sweep,
     Store(Box<StoreCall>),
     InjectFault,
@@ -149,6 +162,12 @@ pub struct World {
     pub(crate) requests: u64,
     /// Followers that have begun.
     followers: u64,
+    /// Getters that have begun.
+    getters: u64,
+    /// Connections to them.
+    connections: u64,
+    /// What was asked there.
+    gets: u64,
     /// Those of apps that have ended.
     positions: Vec<follow::Position>,
     /// When a record was acknowledged last.
@@ -166,10 +185,13 @@ impl World {
     /// The world of this seed, but for what is fixed. `listening`: whether its story is wanted.
     pub fn new(seed: u64, listening: bool, fixed: Fixed) -> World {
         let table = TablePlan::draw(seed, fixed.kind);
-        let ResidentPlan { count: residents, faults: more } = ResidentPlan::draw(seed, fixed.residents);
+        let mirrors = MirrorPlan::draw(seed, table.is_some(), fixed.mirrors);
+        let ResidentPlan { count: residents, faults: mut more } = ResidentPlan::draw(seed, fixed.residents);
+        more.extend(mirrors.iter().flat_map(|mirrors| mirrors.faults.iter().copied()));
         World::drawn(seed, listening, |plan| Plan {
             durability: fixed.durability.unwrap_or(plan.durability),
             table,
+            mirrors,
             residents,
             faults: plan.faults.iter().copied().chain(more).collect(),
             ..plan
@@ -193,8 +215,9 @@ impl World {
         let plan = &world.plan;
         trace!(
             world,
-            "{}{}{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
+            "{}{}{}{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
             if plan.table.is_some() { "a table: " } else { "" },
+            if plan.mirrors.is_some() { "with mirrors: " } else { "" },
             if plan.residents > 0 { "with residents: " } else { "" },
             plan.backups,
             world.hosts.len(),
@@ -248,6 +271,9 @@ impl World {
             load: false,
             requests: 0,
             followers: 0,
+            getters: 0,
+            connections: 0,
+            gets: 0,
             positions: Vec::new(),
             last_ack: 0,
             acks_without_faults: 0,
@@ -289,6 +315,8 @@ impl World {
                 self.tally.return_max = after;
                 self.followers_catch_up();
                 self.rest_table();
+                self.mirrors_become_live();
+                self.gets_are_answered();
                 self.repair_all();
                 self.grow();
                 self.refill();
@@ -575,6 +603,9 @@ impl World {
             Event::Look => self.look(),
             Event::Pull(no, life, pull, event) => self.on_pull_event(no, life, pull, event),
             Event::FollowAsk(of, life, visit, ask) => self.on_follow_ask(of, life, visit, ask),
+            Event::GetterAsk(of, life, visit, ask) => self.on_getter_ask(of, life, visit, ask),
+            Event::AskPosition(of, life, question) => self.on_ask_position(of, life, question),
+            Event::LendParts(of, life, mirror, host, asks) => self.on_lend_parts((of, life, mirror), host, asks),
             Event::Sweep => {
                 self.sweep_channels();
                 self.queue.plan(SWEEP, Event::Sweep);

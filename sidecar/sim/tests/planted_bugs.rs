@@ -29,11 +29,14 @@ fn hunt(bug: Bug, known: u64, how: How) {
     let kind = Some(if bug.is_of_tables() { Kind::Table } else { Kind::Log });
     // Nor had they residents.
     let residents = Some(bug == Bug::ResidentIsEvidence);
+    let mirrors = Some(bug.is_of_mirrors());
     let broken = |seed, planted| {
         planted::plant(planted);
         let played = match how {
-            How::Drawn => play(seed, false, Fixed { kind, residents, ..Fixed::default() }),
-            How::Under(durability) => play(seed, false, Fixed { durability: Some(durability), kind, residents }),
+            How::Drawn => play(seed, false, Fixed { durability: None, kind, residents, mirrors }),
+            How::Under(durability) => {
+                play(seed, false, Fixed { durability: Some(durability), kind, residents, mirrors })
+            }
             How::Lying(lie) => play_lying(seed, lie),
         };
         let end = played.end;
@@ -64,19 +67,9 @@ macro_rules! hunts {
 
         #[test]
         fn every_planted_bug_has_a_test() {
-            // There are no mirrors here yet, and nobody who reads them: the worlds of the protocol's tests have both.
-            let elsewhere = [
-                Bug::EntryWithoutCrc,
-                Bug::TrimWithoutGrace,
-                Bug::PublishedBeforeComplete,
-                Bug::RoundAfterBits,
-                Bug::FillingIsLive,
-                Bug::CrcMadeWhenPosted,
-                Bug::AbsentWithoutPublished,
-                Bug::KeyUnchecked,
-                Bug::RevisionUnchecked,
-                Bug::OlderAsNew,
-            ];
+            // No two keys here have the same fingerprint, and other bytes that verify are seldom where a record was: the worlds of
+            // the protocol's tests have both.
+            let elsewhere = [Bug::KeyUnchecked, Bug::RevisionUnchecked];
             let hunted = [$(Bug::$bug),*];
             assert!(Bug::ALL.iter().all(|bug| elsewhere.contains(bug) || hunted.contains(bug)));
         }
@@ -155,4 +148,15 @@ hunts! {
     fresh_without_barrier FreshWithoutBarrier after 115;
     record_unchecked RecordUnchecked after 33;
     get_not_looked_again GetNotLookedAgain after 10;
+    entry_without_crc EntryWithoutCrc after 72;
+    trim_without_grace TrimWithoutGrace after 1;
+    published_before_complete PublishedBeforeComplete after 1;
+    round_after_bits RoundAfterBits after 1;
+    filling_is_live FillingIsLive after 6;
+    crc_made_when_posted CrcMadeWhenPosted after 2;
+    absent_without_published AbsentWithoutPublished after 1;
+    older_as_new OlderAsNew after 120;
+    cleaner_ignores_mirrors CleanerIgnoresMirrors after 6;
+    part_not_zeroed PartNotZeroed after 1;
+    parts_lent_once PartsLentOnce after 82;
 }

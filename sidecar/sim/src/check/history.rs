@@ -193,11 +193,16 @@ impl Checks {
         if let Some((newer, won)) = self.begun_before(epoch, moment) {
             broken("S14", format!("a board of epoch {epoch} covers {moment}; epoch {newer} began at {won}"));
         }
-        let before = self.history.reached.partition_point(|(when, _)| *when < moment);
-        let last = self.history.reached[..before].last().map_or(Lsn(0), |(_, last)| *last);
+        let last = self.reached_before(moment);
         if acked < last {
             broken("S14", format!("a board covers {moment} and names record {acked}; {last} was acknowledged before"));
         }
+    }
+
+    /// The last record that was acknowledged, or shown as recovered, before a moment.
+    pub(crate) fn reached_before(&self, moment: u64) -> Lsn {
+        let before = self.history.reached.partition_point(|(when, _)| *when < moment);
+        self.history.reached[..before].last().map_or(Lsn(0), |(_, last)| *last)
     }
 
     /// What was acknowledged before this epoch has been lost, with an excuse.

@@ -3,6 +3,7 @@
 //! Has none of the machines' code: the rules stand in "Tables" of `docs/protocol.md`. A table is in one state after each
 //! append of each epoch. Requests change it, in the order of LSNs; the cleaner's moves do not.
 
+mod readers;
 mod records;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use tailwind_protocol::recovery::Reference;
 
 use super::{Checks, broken};
 
+pub(crate) use readers::{AskedElsewhere, ENTRY, ToldElsewhere};
 pub(crate) use records::{Does, Operation, State, size_in_log};
 use records::{Row, fold, parse};
 
@@ -41,6 +43,7 @@ pub(super) struct Tables {
     reached: Lsn,
     /// Which records were placed there.
     places: BTreeMap<(SegmentId, u32), Vec<(Epoch, Lsn)>>,
+    readers: readers::Readers,
 }
 
 impl Tables {
@@ -48,6 +51,16 @@ impl Tables {
     fn appended(&self, epoch: Epoch) -> &Rc<State> {
         let states = self.states.range((epoch, Lsn(0))..(epoch.next(), Lsn(0)));
         states.map(|(_, state)| state).next_back().expect("an epoch begins with a state")
+    }
+
+    /// The states of the log that an epoch has recovered.
+    fn recovered(&self, epoch: Epoch, reference: &Reference) -> Vec<(Lsn, Rc<State>)> {
+        let states = |epoch, first: Lsn, last: Lsn| self.states.range((epoch, first)..(epoch, last.next()));
+        let segments = reference.segments.iter();
+        let segments =
+            segments.flat_map(|segment| states(segment.identity.epoch, segment.closure.first, segment.closure.last));
+        let last = states(epoch, reference.last(), reference.last());
+        segments.chain(last).map(|((_, lsn), state)| (*lsn, Rc::clone(state))).collect()
     }
 
     fn at(&self, epoch: Epoch, lsn: Lsn) -> Option<&Rc<State>> {
@@ -75,6 +88,8 @@ impl Checks {
         self.table_says(log, &state, "recovered");
         self.tables.states.insert((epoch, last), state);
         self.tables.acked.insert(epoch, last);
+        let recovered = self.tables.recovered(epoch, reference);
+        self.tables.readers.won(epoch, last, recovered.into_iter());
         if epoch > self.tables.newest {
             // What was lost with an excuse is not asked for again.
             (self.tables.newest, self.tables.reached) = (epoch, last);
@@ -153,7 +168,10 @@ impl Checks {
 
     /// An app was told that everything up to here is safe.
     pub(crate) fn table_acked(&mut self, epoch: Epoch, last: Lsn) {
-        self.tables.acked.insert(epoch, last);
+        let before = self.tables.acked.insert(epoch, last).unwrap_or_default();
+        for ((_, lsn), state) in self.tables.states.range((epoch, before.next())..(epoch, last.next())) {
+            self.tables.readers.acked(epoch, *lsn, state);
+        }
         if epoch == self.tables.newest {
             self.tables.reached = last;
         }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::primary;
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::FetchRequest;
@@ -95,7 +96,10 @@ impl World {
         self.with_lead(of, |world, lead| {
             let Some(table) = lead.log.table() else { return };
             let (synced, live_bytes) = (lead.log.settled(), table.index().live_bytes());
-            world.cleaner_input(of, lead, Input::Progress(Progress { synced, published: None, live_bytes }));
+            let mirroring = lead.table.as_ref().and_then(|table| table.mirroring.as_ref());
+            let waits = mirroring.filter(|_| !planted::has(Bug::CleanerIgnoresMirrors));
+            let published = waits.and_then(|mirroring| mirroring.published(world.time(of)));
+            world.cleaner_input(of, lead, Input::Progress(Progress { synced, published, live_bytes }));
             world.cleaner_input(of, lead, Input::Tick);
             let wanted = lead.table.as_mut().map(|table| std::mem::take(&mut table.cleaning.wanted));
             for output in wanted.into_iter().flatten() {
@@ -141,6 +145,7 @@ impl World {
                 trace!(self, "{name} has cleaned the log below {below}");
                 self.tally.cleaned += 1;
                 self.checks.trimmed(below);
+                self.judge_named(of, lead, below);
                 lead.log.step(self.time(of), primary::Input::Trim(below));
                 self.judge_trimmed_table(lead);
             }

@@ -5,7 +5,7 @@
 //! has completed is in the memory that is looked at after a barrier; and after a barrier nothing of what was stopped is
 //! placed any more. Everything else is drawn anew in every seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -15,6 +15,7 @@ use tailwind_protocol::planted::{self, Bug};
 
 use super::queue::{MS, Micros};
 use super::sidecar::Notice;
+use super::sides::part_of;
 use super::{BOARD, Event, HostNo, SidecarNo, World};
 use crate::plan::Placement;
 use crate::random::Random;
@@ -73,6 +74,8 @@ pub(crate) struct Channel {
     placed_until: Micros,
     /// The same for lines of the board, however the rest is placed.
     board_placed_until: Micros,
+    /// The same for each line of a mirror, by slot and first byte.
+    lines_placed_until: BTreeMap<(Slot, u32), Micros>,
     acked_until: Micros,
     sender_open: bool,
     receiver_open: bool,
@@ -99,6 +102,8 @@ pub(crate) struct StaleWrite {
 pub(crate) struct Fabric {
     channels: BTreeMap<ChannelId, Channel>,
     count: u64,
+    /// Through these alone nothing comes.
+    cut: BTreeSet<ChannelId>,
 }
 
 impl Fabric {
@@ -129,6 +134,7 @@ impl World {
             acks: 0,
             placed_until: 0,
             board_placed_until: 0,
+            lines_placed_until: BTreeMap::new(),
             acked_until: 0,
             sender_open: true,
             receiver_open: true,
@@ -160,15 +166,21 @@ impl World {
         let mut latest = last;
         // Writes to the same bytes are placed in the order in which they were posted (promise 2), and packets that take the
         // long way do not write them again: log bytes are written once, the lines of a board over and over.
-        let board = slot == BOARD;
+        let (board, part) = (slot == BOARD, part_of(slot).is_some());
         if board {
             (last, latest) = (channel.board_placed_until.max(now), channel.board_placed_until.max(now));
         }
-        for (nth, _) in parts.iter().enumerate() {
+        let mut lines_placed = Vec::new();
+        for (nth, range) in parts.iter().enumerate() {
+            let lines = (at + range.start) / LINE..(at + range.end).div_ceil(LINE);
+            if part {
+                let placed = lines.clone().filter_map(|line| channel.lines_placed_until.get(&(slot, line)));
+                last = placed.copied().fold(last, Micros::max);
+            }
             let arrives = now + self.random.within(least, most) + if nth == 0 { 0 } else { self.random.below(50) };
             last = match placement {
                 Placement::InOrder | Placement::InOrderWithinRequest => last.max(arrives),
-                Placement::Arbitrary if board => last.max(arrives),
+                Placement::Arbitrary if board || part => last.max(arrives),
                 Placement::Arbitrary => arrives,
             };
             // Only what is acknowledged before it can be seen may be placed so late: the sender waits for the rest.
@@ -176,7 +188,11 @@ impl World {
             last += extra;
             latest = latest.max(last);
             self.queue.plan_at(last, Event::Land(id, number, nth));
+            if part {
+                lines_placed.extend(lines.map(|line| ((slot, line), last)));
+            }
         }
+        channel.lines_placed_until.extend(lines_placed);
         channel.placed_until = channel.placed_until.max(latest);
         if board {
             channel.board_placed_until = latest;
@@ -185,7 +201,7 @@ impl World {
         channel.acked_until = channel.acked_until.max(received);
         self.queue.plan_at(channel.acked_until, Event::Arrive(id, number));
         let due = channel.acked_until;
-        if self.plan.has(Fault::PlacedTwice) && !board && !parts.is_empty() && self.random.per_mille(40) {
+        if self.plan.has(Fault::PlacedTwice) && !board && !part && !parts.is_empty() && self.random.per_mille(40) {
             let stale = StaleWrite {
                 channel: id,
                 to: channel.to,
@@ -235,7 +251,8 @@ impl World {
     pub(crate) fn on_land(&mut self, id: ChannelId, number: u64, nth: usize) {
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
         let Some(work) = channel.works.get_mut(&number) else { return };
-        if self.cuts.data_there.contains(&(channel.from, channel.to)) && !work.acked {
+        let cut = self.cuts.data_there.contains(&(channel.from, channel.to)) || self.fabric.cut.contains(&id);
+        if cut && !work.acked {
             if self.queue.now() < work.due + LINGER_MAX {
                 self.queue.plan(RETRY_PAUSE, Event::Land(id, number, nth));
             }
@@ -260,7 +277,10 @@ impl World {
         if let_in {
             let (from, to) = (part.range.start as usize, part.range.end as usize);
             self.checks.lands(&self.hosts[host.0], part.slot, part.key, part.epoch);
-            self.hosts[host.0].write(part.slot, part.at as usize + from, &part.bytes[from..to]);
+            let at = part.at as usize + from;
+            self.before_mirror_changes(host, part.slot, at..at + (to - from), part.epoch);
+            self.hosts[host.0].write(part.slot, at, &part.bytes[from..to]);
+            self.after_mirror_changed(host, part.slot, at..at + (to - from), part.epoch);
         }
     }
 
@@ -324,7 +344,8 @@ impl World {
             return;
         }
         let Some(work) = channel.works.get_mut(&number) else { return };
-        if self.cuts.data_there.contains(&(from, to)) || channel.acks < number {
+        let cut = self.cuts.data_there.contains(&(from, to)) || self.fabric.cut.contains(&id);
+        if cut || channel.acks < number {
             // It is sent again until the sender's card gives up.
             return match self.queue.now() > work.due + RETRY_TIME {
                 true => self.break_channel(id, true),
@@ -338,8 +359,20 @@ impl World {
             // Whoever lives is told; a receiver that was fenced or is gone may never say anything.
             return self.break_channel(id, channel_open);
         }
+        let (slot, at) = (work.slot, work.at as usize);
+        let changes = at..at + work.bytes.len();
+        let (epoch, unplaced) = (channel.epoch, work.parts.iter().any(Option::is_some));
+        // Whoever reads from now on sees it, placed or not.
+        if unplaced {
+            self.before_mirror_changes(to, slot, changes.clone(), epoch);
+        }
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        let Some(work) = channel.works.get_mut(&number) else { return };
         work.acked = true;
         channel.acks = number + 1;
+        if unplaced {
+            self.after_mirror_changed(to, slot, changes, epoch);
+        }
         self.fabric.forget_work(id, number);
         let (least, most) = self.plan.latency;
         let back = self.random.within(least, most);
@@ -348,7 +381,7 @@ impl World {
     }
 
     /// The queue pair has failed. Its sender learns of it late, or never where its own card does not find out.
-    fn break_channel(&mut self, id: ChannelId, surely_told: bool) {
+    pub(super) fn break_channel(&mut self, id: ChannelId, surely_told: bool) {
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
         if std::mem::replace(&mut channel.broken, true) {
             return;
@@ -406,6 +439,20 @@ impl World {
             }
         }
         self.tally.count(Fault::PartialWrite);
+    }
+
+    /// Whatever was cut alone carries again.
+    pub(super) fn heal_channels(&mut self) {
+        self.fabric.cut.clear();
+    }
+
+    /// Nothing comes through this channel for now, or again.
+    pub(super) fn cut_channel(&mut self, id: ChannelId, cut: bool) {
+        if cut {
+            self.fabric.cut.insert(id);
+        } else {
+            self.fabric.cut.remove(&id);
+        }
     }
 
     pub(crate) fn close_all_senders(&mut self, from: SidecarNo) {

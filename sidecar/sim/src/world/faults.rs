@@ -8,6 +8,7 @@ use tailwind_protocol::config::{Configuration, Durability};
 use tailwind_protocol::ids::{MemberId, SegmentId};
 use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_OVERHEAD, Sealed, SegmentIdentity};
 
+use super::fabric::ChannelId;
 use super::files::Node;
 use super::host::Running;
 use super::queue::{MS, Micros};
@@ -33,6 +34,7 @@ pub(crate) enum Heal {
     ResumeHost(HostNo),
     Disk(HostNo),
     Pool(HostNo),
+    Channel(ChannelId),
 }
 
 impl World {
@@ -147,6 +149,9 @@ impl World {
                 trace!(self, "{}: {fault}", self.hosts[host.0].name);
                 self.queue.plan(heal, Event::Heal(Heal::Disk(host)));
                 true
+            }
+            Fault::MirrorCut | Fault::MirrorRots | Fault::MirrorEntryLost | Fault::ShareEnds => {
+                self.harm_mirror(fault, host, heal)
             }
             Fault::ResidentRots | Fault::ResidentLost => self.harm_resident(host, fault == Fault::ResidentLost),
             Fault::NoBuffer => {
@@ -466,6 +471,7 @@ impl World {
                 host.slow_disk = false;
             }
             Heal::Pool(host) => self.hosts[host.0].pool_empty = false,
+            Heal::Channel(channel) => self.cut_channel(channel, false),
         }
     }
 
@@ -482,6 +488,7 @@ impl World {
         self.faults_on = false;
         self.want_as_planned();
         self.cuts.clear();
+        self.heal_channels();
         self.store.down = false;
         self.store.cut.clear();
         for no in (0..self.hosts.len()).map(HostNo) {

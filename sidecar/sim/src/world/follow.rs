@@ -113,6 +113,11 @@ pub(crate) struct FollowFetch {
 }
 
 impl Follow {
+    /// The last record that it has handed out.
+    pub(super) fn shown(&self) -> Lsn {
+        self.expected.prev()
+    }
+
     fn position(&self) -> Position {
         Position { history: self.machine.history(), expected: self.expected, cut: self.cut }
     }
@@ -361,7 +366,7 @@ impl World {
     }
 
     /// As the production daemon does: the board of the promised epoch, or none.
-    fn share_promised_board(&mut self, no: HostNo) -> Option<Key> {
+    pub(super) fn share_promised_board(&mut self, no: HostNo) -> Option<Key> {
         let promised = self.hosts[no.0].process.as_ref()?.daemon.machine().promise().epoch;
         self.note_look(no);
         self.hosts[no.0].lendings.get(&BOARD).filter(|lending| lending.writer == promised)?;

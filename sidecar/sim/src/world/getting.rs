@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use tailwind_primary::{Answer as Got, Copies, Gets, Getter, Given, Taken};
 use tailwind_protocol::backup::Request as ToBackup;
+use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
@@ -37,6 +38,20 @@ pub(crate) struct Getting {
     pub(super) copies: Copies<u64>,
     /// Values of a copy's sources, as they come.
     bringing: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
+}
+
+impl Getting {
+    /// The connection has been shown this elsewhere.
+    pub(super) fn show_nothing_before(&mut self, floor: Lsn) {
+        self.floor = floor;
+    }
+
+    /// A get that was asked for before the sidecar led.
+    pub(super) fn take_over(&mut self, key: Rc<[u8]>, what: Get, asked: Micros, since: Lsn, now: Time) {
+        self.count += 1;
+        self.asked.insert(self.count, Asked { key, what, asked, since });
+        self.gets.take(self.count, what, now);
+    }
 }
 
 /// A get, as the app has asked.

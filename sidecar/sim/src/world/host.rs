@@ -105,6 +105,8 @@ pub(crate) struct Host {
     pub(super) ranges: BTreeMap<RequestId, Range<u32>>,
     /// Slots whose present memory readers may read.
     pub(crate) shares: BTreeMap<Slot, Key>,
+    /// Entries of its mirror that have become zeros: in which slot and where, and whose they were.
+    pub(super) zeroed: BTreeMap<(Slot, u32), std::rc::Rc<[u8]>>,
     /// Until then readers count as looking at its board.
     pub(super) followed_until: u64,
     pub(super) keys: u64,
@@ -190,6 +192,7 @@ impl Host {
             pulls: Pulls::default(),
             ranges: BTreeMap::new(),
             shares: BTreeMap::new(),
+            zeroed: BTreeMap::new(),
             keys: 0,
             kernel: 0,
             files,
@@ -385,6 +388,7 @@ impl World {
         host.fuse = None;
         let rows = host.pool.rows(host.limits.slots).into_iter();
         (host.residents, host.rows) = rows.partition(|(_, row)| row.is_resident());
+        self.lose_parts(no);
     }
 
     /// The host loses power: memory, and what no fsync has confirmed.

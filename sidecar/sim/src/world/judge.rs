@@ -90,6 +90,9 @@ impl World {
         if excused {
             self.tally.rotten_for_good = 1;
         }
+        if excused || config.cuts.last().is_some_and(|cut| cut.epoch == config.epoch) {
+            self.end_connections();
+        }
         let cut = config.cuts.last().filter(|cut| cut.epoch == config.epoch);
         if let Some(cut) = cut {
             self.cut_followers(cut.last);

@@ -72,6 +72,8 @@ pub(crate) enum About {
     Mismatch(u64),
     /// What keys have that were got fresh.
     Gets(u64),
+    /// How far the log is acknowledged, to the getter of this sidecar's process that has asked this.
+    Position(SidecarNo, u32, u64),
 }
 
 /// A question of the app.
@@ -123,11 +125,12 @@ impl World {
         let machine = Primary::new(config, rules, reference, seed, self.time(of), &mut out);
         let mut log = PrimaryLog::new(machine, self.plan.sending.post_bytes_max);
         log.outputs = out;
-        let table = table.map(|(table, lead)| {
+        let table = table.map(|(table, mut lead)| {
             log.keep_table(Box::new(table));
+            lead.mirroring = self.begin_mirrors(epoch, &mut log);
             Box::new(lead)
         });
-        let lead = Lead {
+        let mut lead = Lead {
             log,
             epoch,
             caller,
@@ -140,6 +143,7 @@ impl World {
             asked: self.queue.now(),
             paused: false,
         };
+        self.hand_gets_over(of, &mut lead);
         self.change_role(of, Role::Primary(Box::new(lead)));
         self.sidecars[of.0].app.begin(reference);
         self.with_lead(of, |world, lead| world.judge_whole_index(lead));
@@ -175,7 +179,7 @@ impl World {
         self.with_lead(of, |_, lead| lead.log.step(now, input));
     }
 
-    fn turn(&mut self, of: SidecarNo, lead: &mut Lead, mut ticks: bool) {
+    pub(super) fn turn(&mut self, of: SidecarNo, lead: &mut Lead, mut ticks: bool) {
         loop {
             self.execute_all(of, lead);
             if lead.machine().is_over() {
@@ -341,6 +345,10 @@ impl World {
                 self.tally.syncs += 1;
                 self.checks.end_is_told(lead.epoch, asked);
                 self.judge_sync(lead.epoch, last);
+            }
+            (About::Position(to, life, question), Proof::Last(last)) => {
+                self.checks.end_is_told(lead.epoch, asked);
+                self.tell_position(to, life, question, last);
             }
             (About::Mismatch(number), Proof::Behind(_)) => self.judge_mismatch(of, lead, number),
             (About::Gets(number), Proof::Behind(_)) => {

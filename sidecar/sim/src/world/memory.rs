@@ -17,6 +17,7 @@ use tailwind_protocol::planted::{self, Bug};
 use super::fabric::Key;
 use super::files::{Beside, Files};
 use super::host::Lending;
+use super::sides::part_of;
 use super::{BOARD, HostNo, World};
 use crate::tally::Fault;
 
@@ -160,7 +161,8 @@ impl Lender for Lent<'_> {
         world.checks.lends(host, slot);
         host.shares.remove(&slot);
         host.pulls.release(slot);
-        if !keeps_bytes() {
+        let keeps_part = planted::has(Bug::PartNotZeroed) && part_of(slot).is_some();
+        if !keeps_bytes() && !keeps_part {
             host.pool.slots.insert(slot, Vec::new());
         }
         host.keys += 1;
@@ -208,14 +210,17 @@ impl Lender for Lent<'_> {
             if !host.lendings.contains_key(&BOARD) {
                 self.release(BOARD)?;
             }
+            self.world.free_parts(self.no)?;
         }
         Ok(Revocation::Done)
     }
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
+        self.world.part_goes(self.no, slot);
         self.world.end_share(self.no, slot);
         self.end(slot);
-        if !keeps_bytes() {
+        let keeps_part = planted::has(Bug::PartNotZeroed) && part_of(slot).is_some();
+        if !keeps_bytes() && !keeps_part {
             self.world.hosts[self.no.0].pool.slots.remove(&slot);
         }
         Ok(())

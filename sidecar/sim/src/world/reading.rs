@@ -16,6 +16,7 @@ use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::{Epoch, Lsn, Version};
 
 use super::fabric::Key;
+use super::getter::GetterRead;
 use super::host::Running;
 use super::memory::Lent;
 use super::pull::{PullEvent, PullNo};
@@ -44,6 +45,8 @@ pub(crate) enum ReadFor {
     Looker,
     /// The follower of this sidecar's process, on this visit.
     Follower(SidecarNo, u32, Visit),
+    /// The getter of this sidecar's process, on this visit.
+    Getter(SidecarNo, u32, Visit, GetterRead),
     /// A pull of this backup's process, and which of its tries.
     Pull(HostNo, u32, PullNo, u32),
 }
@@ -84,7 +87,9 @@ struct View {
 impl World {
     /// Lends the board of the promised epoch, or gives its key again.
     pub(super) fn lend_board(&mut self, no: HostNo, epoch: Epoch) -> Option<(Slot, Key)> {
-        self.plan.read_grain?;
+        if !self.plan.has_boards() {
+            return None;
+        }
         let known = |world: &World| world.hosts[no.0].lendings.get(&BOARD).map(|lending| (lending.writer, lending.key));
         if known(self).is_none_or(|(writer, _)| writer != epoch) {
             Lent { world: self, no }.lend(epoch, BOARD).ok()?;
@@ -118,6 +123,7 @@ impl World {
         let grain = match reader {
             ReadFor::Pull(..) => PULL_GRAIN,
             ReadFor::Looker | ReadFor::Follower(..) => self.plan.read_grain.unwrap_or(1),
+            ReadFor::Getter(..) => self.plan.mirrors.as_ref().map_or(1, |plan| plan.grain),
         };
         let mut moments = vec![Vec::new(); self.random.within(1, MOMENTS_MAX) as usize];
         for start in at.clone().step_by(grain as usize) {
@@ -142,15 +148,25 @@ impl World {
     pub(crate) fn on_sample(&mut self, id: u64, nth: usize) {
         let Some(mut read) = self.reading.reads.remove(&id) else { return };
         if self.swallows(&read) {
+            if let ReadFor::Getter(of, life, visit, _) = read.reader {
+                self.break_getter(of, life, visit);
+            }
             return;
         }
         read.failed |= self.hosts[read.to.0].shares.get(&read.slot) != Some(&read.share);
-        if !read.failed {
+        if let (false, Some(first), Some(last)) = (read.failed, read.moments[nth].first(), read.moments[nth].last()) {
+            // All of one moment: from its first piece to its last.
+            let hull = first.start as usize..last.end as usize;
+            let taken = self.settled_bytes(read.to, read.slot, hull.clone());
+            let at = read.at as usize;
             for piece in &read.moments[nth] {
                 let here = piece.start as usize..piece.end as usize;
-                let taken = self.settled_bytes(read.to, read.slot, here.clone());
-                let at = read.at as usize;
-                read.bytes[here.start - at..here.end - at].copy_from_slice(&taken);
+                read.bytes[here.start - at..here.end - at]
+                    .copy_from_slice(&taken[here.start - hull.start..here.end - hull.start]);
+            }
+            if let ReadFor::Getter(of, _, visit, GetterRead::Bucket(get, _)) = read.reader {
+                let bytes = read.at..read.at + read.bytes.len() as u32;
+                self.note_zeros(of, visit, get, (read.to, read.slot), bytes);
             }
         }
         read.left -= 1;
@@ -167,7 +183,7 @@ impl World {
         match read.reader {
             ReadFor::Looker => false,
             ReadFor::Pull(no, ..) => off || self.cuts.are_backups_apart(no, read.to),
-            ReadFor::Follower(of, ..) => {
+            ReadFor::Follower(of, ..) | ReadFor::Getter(of, ..) => {
                 let link = (of, read.to);
                 off || self.cuts.data_there.contains(&link) || self.cuts.data_back.contains(&link)
             }
@@ -182,6 +198,10 @@ impl World {
                 let posted = (read.slot == BOARD).then_some(read.posted);
                 let result = if read.failed { Err("its share has ended".to_owned()) } else { Ok(read.bytes) };
                 self.on_follower_read((of, life, visit), posted, result);
+            }
+            ReadFor::Getter(of, life, visit, what) => {
+                let result = if read.failed { Err("its share has ended".to_owned()) } else { Ok(read.bytes) };
+                self.on_getter_read((of, life, visit), what, (read.to, read.slot), read.posted, result);
             }
             ReadFor::Pull(no, life, pull, attempt) => {
                 let result = if read.failed { Err("its share has ended".to_owned()) } else { Ok(read.bytes) };

@@ -122,7 +122,11 @@ impl World {
 
     pub(crate) fn on_completed(&mut self, of: SidecarNo, channel: ChannelId) {
         match self.has_seat(of, channel) {
-            true => self.with_lead(of, |_, lead| lead.wire.complete(channel)),
+            true => self.with_lead(of, |world, lead| {
+                lead.wire.complete(channel);
+                world.step_mirrors_torn(of, lead);
+            }),
+            false if self.on_mirror_written(of, channel) => {}
             false => {
                 self.on_image_written(of, channel);
             }
@@ -133,6 +137,7 @@ impl World {
         self.note_failed_channel(channel);
         match self.has_seat(of, channel) {
             true => self.with_lead(of, |_, lead| lead.wire.break_channel(channel)),
+            false if self.on_mirror_broken(of, channel) => {}
             false => {
                 self.on_image_broken(of, channel);
             }
@@ -155,6 +160,7 @@ impl World {
             self.primary_input(of, Input::Followed(seat, followed));
         }
         self.tick_lead(of);
+        self.tick_mirrors(of);
         self.clean(of);
         self.ask_for_damage(of);
     }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use tailwind_protocol::backup::Slot;
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
@@ -14,14 +15,16 @@ use tailwind_protocol::primary::{self, Seat};
 use tailwind_protocol::promotion::Task;
 use tailwind_protocol::rpc::{Failure, Inventory, TermId};
 use tailwind_protocol::standby::{Input, Round};
+use tailwind_protocol::table::mirror::MirrorId;
 use tailwind_protocol::table::warm::Warm;
 
 use super::app::App;
 use super::candidate::Candidacy;
 use super::cleaning::CleanerFetch;
 
-use super::fabric::ChannelId;
+use super::fabric::{ChannelId, Key};
 use super::follow::{Follow, FollowFetch, FollowNotice};
+use super::getter::{Elsewhere, GetterFetch, GetterNotice};
 use super::getting::RecordFetch;
 use super::image::{Image, ImageId};
 use super::lead::Lead;
@@ -67,6 +70,9 @@ pub(crate) enum Notice {
     Broken(ChannelId),
     Again(u32, Again),
     Follow(FollowNotice),
+    Getter(GetterNotice),
+    /// The parts for a mirror of this epoch, if its member lends them.
+    PartsLent(MirrorId, Epoch, Option<Vec<(Slot, Key)>>),
     Tick,
     App,
 }
@@ -107,6 +113,10 @@ pub(crate) enum Purpose {
     Judge(Round, MemberId),
     FollowSurvey(Visit),
     FollowFetch(Visit, FollowFetch),
+    /// A channel for a mirror.
+    Mirror(MirrorId),
+    /// A getter asks this backup where a segment ends, or for a record of it.
+    GetterFetch(Box<GetterFetch>, HostNo),
 }
 
 /// Asking every backup what it holds.
@@ -145,6 +155,8 @@ pub(crate) struct Sidecar {
     pub(crate) app: App,
     /// While it does not lead.
     pub(crate) follow: Option<Box<Follow>>,
+    /// Its getter, while it does not lead.
+    pub(super) elsewhere: Option<Box<Elsewhere>>,
     /// What it has folded of a table, while it does not lead.
     pub(super) warm: Option<Warm>,
     /// The latest epoch whose records its app may have been shown.
@@ -174,6 +186,7 @@ impl Sidecar {
             clock,
             app: App::default(),
             follow: None,
+            elsewhere: None,
             warm: None,
             followed: Epoch(0),
             follows_from: 0,
@@ -198,8 +211,11 @@ impl Sidecar {
         }
         self.role = role;
         self.term += 1;
-        // Followers go on through all roles but the primary's.
-        self.calls.retain(|_, purpose| matches!(purpose, Purpose::FollowSurvey(_) | Purpose::FollowFetch(..)));
+        // Followers and getters go on through all roles but the primary's.
+        let goes_on = |purpose: &Purpose| {
+            matches!(purpose, Purpose::FollowSurvey(_) | Purpose::FollowFetch(..) | Purpose::GetterFetch(..))
+        };
+        self.calls.retain(|_, purpose| goes_on(purpose));
         self.store_calls.clear();
         self.images.clear();
         self.survey = None;
@@ -252,6 +268,8 @@ impl World {
             Notice::Again(term, again) if sidecar.term == term => self.try_again(to, again),
             Notice::Again(..) => {}
             Notice::Follow(notice) => self.on_follow_notice(to, notice),
+            Notice::Getter(notice) => self.on_getter_notice(to, notice),
+            Notice::PartsLent(mirror, epoch, parts) => self.on_parts_lent(to, mirror, epoch, parts),
             Notice::Tick => self.on_tick(to),
             Notice::App => self.on_app_turn(to),
         }
@@ -273,6 +291,8 @@ impl World {
             Purpose::Judge(round, member) => self.on_member_judged(to, round, member, answer),
             Purpose::FollowSurvey(visit) => self.on_follow_survey(to, visit, answer),
             Purpose::FollowFetch(visit, fetch) => self.on_follow_fetch(to, visit, fetch, answer),
+            Purpose::Mirror(mirror) => self.on_mirror_answer(to, mirror, answer),
+            Purpose::GetterFetch(fetch, source) => self.on_getter_fetch(to, *fetch, source, answer),
         }
     }
 
@@ -317,6 +337,7 @@ impl World {
         }
         if self.sidecars[of.0].lead().is_none() {
             self.follow(of);
+            self.get_elsewhere(of);
             self.fold_ahead(of);
         }
     }
@@ -353,7 +374,7 @@ impl World {
         sidecar.inbox.clear();
         sidecar.view = None;
         (sidecar.follow, sidecar.followed) = (None, Epoch(0));
-        sidecar.warm = None;
+        (sidecar.warm, sidecar.elsewhere) = (None, None);
         sidecar.life += 1;
     }
 

@@ -21,6 +21,7 @@ use tailwind_protocol::table::request::{self, Apply, Expected, Written};
 use super::cleaning::Cleaning;
 use super::getting::Getting;
 use super::lead::{About, Lead};
+use super::mirroring::Mirroring;
 use super::queue::Micros;
 use super::scrub::has_sound;
 use super::sidecar::Process;
@@ -48,6 +49,8 @@ pub(crate) struct TableLead {
     count: u64,
     pub(super) cleaning: Cleaning,
     pub(super) getting: Getting,
+    /// Where there are mirrors.
+    pub(super) mirroring: Option<Mirroring>,
     /// Requests that have been answered or placed: so the one in front has a name.
     done: u64,
 }
@@ -114,7 +117,15 @@ impl World {
         let (requests, mismatches) = (VecDeque::new(), BTreeMap::new());
         Some((
             Table::new(folded.index, plan.bounds()),
-            TableLead { requests, mismatches, count: 0, cleaning, getting: Getting::default(), done: 0 },
+            TableLead {
+                requests,
+                mismatches,
+                count: 0,
+                cleaning,
+                getting: Getting::default(),
+                mirroring: None,
+                done: 0,
+            },
         ))
     }
 
@@ -171,6 +182,8 @@ impl World {
             _ => {
                 let large = self.random.one_in(plan.large_one_in);
                 let size = self.random.below(if large { VALUE_MAX } else { plan.value_max } + 1);
+                let one_size = self.plan.mirrors.as_ref().is_some_and(|plan| plan.one_size);
+                let size = if one_size { plan.value_max } else { size };
                 let mut value = vec![0; size as usize];
                 let mut own = self.random.split();
                 value.iter_mut().step_by(8).for_each(|byte| *byte = own.next() as u8);
