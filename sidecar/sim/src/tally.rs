@@ -236,8 +236,9 @@ impl fmt::Display for Tally {
         )?;
         writeln!(
             f,
-            "{} rounds of mirrors published, {} mirrors reopened; {} visits of getters; they answered {} gets with a value, {} with \
-             none ({} of them at zeroed entries), {} with an older one, {} not; {} waited at a win; {} records read, {} fetched",
+            "{} rounds of mirrors published, {} mirrors reopened; {} visits of getters; they answered {} gets with a \
+             value, {} with none ({} of them at zeroed entries), {} with an older one, {} not; {} waited at a win; {} \
+             records read, {} fetched",
             self.rounds,
             self.reopened,
             self.visits,

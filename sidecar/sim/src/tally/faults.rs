@@ -163,7 +163,8 @@ faults! {
     MirrorEntryLost = 0 "entry of a mirror zeroed",
     /// What a getter reads through is no longer shared, while it is lent. Drawn apart.
     ShareEnds = 0 "share ended early",
-    /// A member gives a getter false bytes: something in a board, in an entry or in a record is not what was written. Drawn apart.
+    /// A member gives a getter false bytes: something in a board, in an entry or in a record is not what was written. Drawn
+    /// apart.
     ReadIsFalse = 0 "getter read false bytes",
     /// A member shares another segment than it was asked for. Drawn apart.
     ShareIsFalse = 0 "another segment shared",

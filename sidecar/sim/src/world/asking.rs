@@ -108,7 +108,7 @@ impl World {
         self.getter_input(of, Input::Gone(ConnectionId(old)));
     }
 
-    /// What was shown to the apps is lost, with an excuse: they begin anew.
+    /// What was shown to the apps is lost, with an excuse: they begin again.
     pub(super) fn end_connections(&mut self) {
         for of in (0..self.sidecars.len()).map(SidecarNo) {
             (0..CONNECTIONS as usize).for_each(|ends| self.end_connection(of, ends));
@@ -202,7 +202,8 @@ impl World {
         self.checks.table_told(now, getting.won, &asked.get, &told, asked.zeros);
     }
 
-    /// A getter has read a record one-sidedly (S19): its segment is not trimmed while it may rest on an entry of the mirror there.
+    /// A getter has read a record one-sidedly (S19): its segment is not trimmed while it may rest on an entry of the mirror
+    /// there.
     pub(super) fn judge_record_read(
         &self,
         of: SidecarNo,

@@ -362,7 +362,7 @@ impl World {
         let (slot, at) = (work.slot, work.at as usize);
         let changes = at..at + work.bytes.len();
         let (epoch, unplaced) = (channel.epoch, work.parts.iter().any(Option::is_some));
-        // Whoever reads from now on sees it, placed or not.
+        // Every read from now on sees it, placed or not.
         if unplaced {
             self.before_mirror_changes(to, slot, changes.clone(), epoch);
         }
@@ -441,7 +441,7 @@ impl World {
         self.tally.count(Fault::PartialWrite);
     }
 
-    /// Whatever was cut alone carries again.
+    /// Channels that were cut alone carry again.
     pub(super) fn heal_channels(&mut self) {
         self.fabric.cut.clear();
     }

@@ -1,12 +1,12 @@
 //! The mirrors of a term: production's [`Mirrors`] at a primary of a table, over this world's fabric, by channels of their own.
 //!
-//! Part of [`table`](super::table). Each member of the set is asked for its parts; what the machine wants written is copied from the
-//! acknowledged view and posted. Its steps are late, as those of a thread beside the append path are, and now and then it copies a
-//! line while something is acknowledged.
+//! Part of [`table`](super::table). Each member of the set is asked for its parts; what the machine wants written is copied
+//! from the acknowledged view and posted. Its steps are late, as those of a thread beside the append path are, and now and then
+//! it copies a line while something is acknowledged.
 //!
-//! What a lost channel has posted may land later. So after such a loss the board is told that the mirror is being filled, by another
-//! channel; when that has completed, the parts are lent again under other keys, all zero, and a new mirror begins. Where a line of
-//! the board was under way by the lost channel, there is no other mirror in this epoch.
+//! What a lost channel has posted may land later. So after such a loss the board is told that the mirror is being filled, by
+//! another channel; when that has completed, the parts are lent again under other keys, all zero, and a new mirror begins. Where
+//! a line of the board was under way by the lost channel, there is no other mirror in this epoch.
 
 mod health;
 mod members;

@@ -1,5 +1,5 @@
-//! Side slots of a backup beside its board: the parts of a mirror. They are lent to the promised epoch, all zero, and belong to no
-//! machine: derived from the log, they are freed at a fence and lost with the process.
+//! Side slots of a backup beside its board: the parts of a mirror. They are lent to the promised epoch, all zero, and belong to
+//! no machine: derived from the log, they are freed at a fence and lost with the process.
 
 use tailwind_backup::Lender;
 use tailwind_protocol::backup::Slot;

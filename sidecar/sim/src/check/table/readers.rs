@@ -1,6 +1,7 @@
 //! What getters may say of a table (S20), what mirrors may show (S21), and when what they name may be trimmed (S19).
 //!
-//! Entries are read here from their bytes, as "The index" in `docs/protocol.md` has them. Only the hash of a key is the machines'.
+//! Entries are read here from their bytes, as "The index" in `docs/protocol.md` has them. Only the hash of a key is the
+//! machines'.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
