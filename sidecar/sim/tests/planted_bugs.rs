@@ -148,7 +148,7 @@ hunts! {
     fresh_without_barrier FreshWithoutBarrier after 115;
     record_unchecked RecordUnchecked after 33;
     get_not_looked_again GetNotLookedAgain after 10;
-    entry_without_crc EntryWithoutCrc after 72;
+    entry_without_crc EntryWithoutCrc after 782;
     trim_without_grace TrimWithoutGrace after 1;
     published_before_complete PublishedBeforeComplete after 1;
     round_after_bits RoundAfterBits after 1;
@@ -158,5 +158,5 @@ hunts! {
     older_as_new OlderAsNew after 137;
     cleaner_ignores_mirrors CleanerIgnoresMirrors after 6;
     part_not_zeroed PartNotZeroed after 1;
-    parts_lent_once PartsLentOnce after 82;
+    parts_lent_once PartsLentOnce after 127;
 }
