@@ -264,6 +264,10 @@ impl World {
             both.into_iter().find_map(waits)
         };
         while let Some(name) = lacks(self) {
+            // A loss of before may be told only now.
+            if self.no_mirror_is_left() {
+                return;
+            }
             if self.queue.now() > calm + RETURN_MAX {
                 broken("Liveness", format!("{name} does not answer gets, and all is well"));
             }
