@@ -1,4 +1,5 @@
-//! Gets off the primary: carries out what a [`Getter`] wants. Part of [`AppendLoop`], called by `gets` and in each turn.
+//! Gets off the primary: carries out what a [`Getter`] wants. Part of [`AppendLoop`](super::AppendLoop), called by `gets` and in
+//! each turn.
 //!
 //! The getter's reads are posted and polled here, in `reads`, since its `clients` are here. What may wait is
 //! [control's](crate::control): it opens channels, has segments shared, fetches closed ones, and asks for positions (`outputs`,
