@@ -77,10 +77,10 @@ macro_rules! hunts {
 }
 
 hunts! {
-    no_payload_crc NoPayloadCrc after 10;
-    header_crc_only HeaderCrcOnly after 10;
+    no_payload_crc NoPayloadCrc after 15;
+    header_crc_only HeaderCrcOnly after 15;
     unseeded_chain UnseededChain after 1;
-    scan_skips_bad_entry ScanSkipsBadEntry after 10;
+    scan_skips_bad_entry ScanSkipsBadEntry after 15;
     ack_all_but_one AckAllButOne after 2;
     ack_old_set_only AckOldSetOnly after 6;
     shrink_without_swap ShrinkWithoutSwap after 1;
@@ -91,7 +91,7 @@ hunts! {
     synced_before_flushed SyncedBeforeFlushed after 7;
     reader_past_acked ReaderPastAcked after 10;
     follower_goes_back FollowerGoesBack after 866;
-    end_unproved EndUnproved after 13;
+    end_unproved EndUnproved after 592;
     cut_ignored CutIgnored after 113;
     any_line_is_new AnyLineIsNew after 56;
     beats_in_every_role BeatsInEveryRole after 70;
@@ -99,7 +99,7 @@ hunts! {
     later_epoch_is_believed LaterEpochIsBelieved after 97 lying LaterEpoch;
     put_back_is_believed PutBackIsBelieved after 53;
     word_is_latched WordIsLatched after 72;
-    spare_is_believed SpareIsBelieved after 117;
+    spare_is_believed SpareIsBelieved after 91;
     steps_down_at_once StepsDownAtOnce after 41;
     newcomer_unflushed NewcomerUnflushed after 696 under Flushed;
     unknown_is_refused UnknownIsRefused after 401;
@@ -107,7 +107,7 @@ hunts! {
     epoch_not_persisted EpochNotPersisted after 1;
     old_epoch_admitted OldEpochAdmitted after 7;
     tail_exposed_early TailExposedEarly after 2;
-    stranger_trusted StrangerTrusted after 80;
+    stranger_trusted StrangerTrusted after 19;
     shrink_assumed ShrinkAssumed after 4;
     closed_while_written ClosedWhileWritten after 72;
     acked_before_whole AckedBeforeWhole after 1;
@@ -138,7 +138,7 @@ hunts! {
     move_renews_revision MoveRenewsRevision after 14;
     trim_before_moved TrimBeforeMoved after 39;
     drops_unacked DropsUnacked after 583;
-    trim_before_synced TrimBeforeSynced after 294 under Memory;
+    trim_before_synced TrimBeforeSynced after 44 under Memory;
     fold_ignores_deletes FoldIgnoresDeletes after 2;
     warm_index_is_believed WarmIndexIsBelieved after 1857;
     mismatch_tells_unacked MismatchTellsUnacked after 1;
@@ -146,8 +146,8 @@ hunts! {
     puts_fill_reserve PutsFillReserve after 14;
     moves_stay_unseen MovesStayUnseen after 42;
     fresh_without_barrier FreshWithoutBarrier after 115;
-    record_unchecked RecordUnchecked after 33;
-    get_not_looked_again GetNotLookedAgain after 10;
+    record_unchecked RecordUnchecked after 260;
+    get_not_looked_again GetNotLookedAgain after 13;
     entry_without_crc EntryWithoutCrc after 782;
     trim_without_grace TrimWithoutGrace after 1;
     published_before_complete PublishedBeforeComplete after 1;
