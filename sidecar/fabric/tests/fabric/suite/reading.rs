@@ -289,21 +289,7 @@ pub(crate) fn frozen_readers_delay_nobody(fabric: &Fabric) {
         world.receiver.revoke_below(Writer(3)).unwrap();
     });
     assert!(world.contents(0) == pattern(2));
-    // Those that wake find the beginning of what they asked for, or nothing.
-    for mut channel in frozen {
-        let mut completed = 0;
-        eventually("it knows", || match channel.poll() {
-            Ok(count) => {
-                completed += count;
-                completed == READS_MAX as u32
-            }
-            Err(_) => true,
-        });
-        for read in 0..completed {
-            let landed = channel.landed(read * SIZE..(read + 1) * SIZE);
-            assert!(landed == &pattern(0)[read as usize * 100..read as usize * 100 + SIZE as usize]);
-        }
-    }
+    wake(frozen, SIZE, &pattern(0));
     // The readers of the other half were not dismissed, and they take all the room that is left.
     promptly(|| drop(world.receiver));
 }
@@ -341,6 +327,25 @@ pub(crate) fn shares_of_side_slots_end_at_a_revocation(fabric: &Fabric) {
     assert_eq!(world.sharer().share(SlotId(*later)).unwrap(), None);
 }
 
+/// Readers that were frozen find the beginning of what they asked for, reads of so many bytes at every hundredth, or nothing; and
+/// none of it is the next writer's.
+fn wake(frozen: Vec<Box<dyn ReadChannel>>, size: u32, written: &[u8]) {
+    for mut channel in frozen {
+        let mut completed = 0;
+        eventually("it knows", || match channel.poll() {
+            Ok(count) => {
+                completed += count;
+                completed == READS_MAX as u32
+            }
+            Err(_) => true,
+        });
+        for read in 0..completed {
+            let landed = channel.landed(read * size..(read + 1) * size);
+            assert!(landed == &written[read as usize * 100..][..size as usize]);
+        }
+    }
+}
+
 /// Promise 9 for what is shared with many, and ended at a fence.
 pub(crate) fn frozen_readers_of_parts_delay_no_fence(fabric: &Fabric) {
     const READERS: u64 = 16;
@@ -363,21 +368,7 @@ pub(crate) fn frozen_readers_of_parts_delay_no_fence(fabric: &Fabric) {
             fill(&mut world, 2, *part, &pattern(2));
         }
     });
-    // Those that wake find the beginning of what they asked for, or nothing; and none of it is of the next writer's.
-    for mut channel in frozen {
-        let mut completed = 0;
-        eventually("it knows", || match channel.poll() {
-            Ok(count) => {
-                completed += count;
-                completed == READS_MAX as u32
-            }
-            Err(_) => true,
-        });
-        for read in 0..completed {
-            let landed = channel.landed(read * SIZE..(read + 1) * SIZE);
-            assert!(landed == &pattern(1)[read as usize * 100..read as usize * 100 + SIZE as usize]);
-        }
-    }
+    wake(frozen, SIZE, &pattern(1));
     promptly(|| drop(world.receiver));
 }
 
