@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::process::Signal;
 use tailwind_e2e::context::{TestContext, note, repeats};
+use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::group::{Group, Process};
 use tailwind_e2e::processes::races::Races;
 use tailwind_e2e::processes::steps::{OUTAGE, UNACKNOWLEDGED, wait_for_standby};
@@ -15,6 +16,8 @@ use tailwind_e2e::processes::table_app::{Content, TableApp, read_table};
 
 use crate::mirrors::are_live;
 use crate::tables::{MEMORY, number, told, with_table};
+
+on_every_fabric!(primaries_are_killed, backups_are_killed, everything_is_killed);
 
 /// Apps at once.
 const APPS: u64 = 4;
@@ -173,38 +176,4 @@ fn everything_is_killed(fabric: &str) {
     }
     fixture.go_on(REQUESTS);
     fixture.end();
-}
-
-mod shm {
-    #[test]
-    fn primaries_are_killed() {
-        super::primaries_are_killed("shm");
-    }
-
-    #[test]
-    fn backups_are_killed() {
-        super::backups_are_killed("shm");
-    }
-
-    #[test]
-    fn everything_is_killed() {
-        super::everything_is_killed("shm");
-    }
-}
-
-mod tcp {
-    #[test]
-    fn primaries_are_killed() {
-        super::primaries_are_killed("tcp");
-    }
-
-    #[test]
-    fn backups_are_killed() {
-        super::backups_are_killed("tcp");
-    }
-
-    #[test]
-    fn everything_is_killed() {
-        super::everything_is_killed("tcp");
-    }
 }
