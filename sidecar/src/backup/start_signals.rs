@@ -82,6 +82,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
+    /// Signals reach the whole process: each test has one of its own.
     fn signals(kind: SignalKind, patience: Duration) -> StartSignals {
         StartSignals::new(Signals::new().unwrap().and("the signal", kind).unwrap(), patience)
     }
@@ -96,10 +97,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_start_that_hangs_ends_with_the_hold_up_time() {
-        let mut signals = signals(SignalKind::user_defined1(), Duration::ZERO);
+        let mut signals = signals(SignalKind::alarm(), Duration::ZERO);
         let (finish, hung) = mpsc::channel::<()>();
         let step = signals.step(move || {
-            kill_process(getpid(), Signal::USR1)?;
+            kill_process(getpid(), Signal::ALARM)?;
             Ok(hung.recv()?)
         });
         let error = tokio::time::timeout(LONG, step).await.unwrap().unwrap_err();
