@@ -99,9 +99,11 @@ impl Local {
     }
 
     /// What the log no longer has in front of `next`, or has no longer, is made good by what it has: the table is folded again.
-    /// Any other error is the caller's, and so is that of a read from the first record on.
+    /// Any other error is the caller's, and so is that of a read from the first record on, unless the log has gone on while that
+    /// record was looked for.
     fn begin_again(&mut self, error: Error) -> Result<()> {
         match error {
+            Error::Trimmed { .. } if self.next == Lsn(0) => Ok(()),
             Error::Trimmed { .. } | Error::Refused { code: ErrorCode::BeyondEnd, .. } if self.next > Lsn(0) => {
                 (self.next, self.history) = (Lsn(0), History::UNKNOWN);
                 self.content.rebuild();

@@ -72,9 +72,10 @@ class _LocalTable(Mapping[bytes, Entry]):
 
     def _begin_again(self, error: Error) -> None:
         """The log no longer has the records that come next, or lacks some before them."""
-        if self._fold.next == 0:
+        if self._fold.next > 0:
+            self._fold.begin_again()
+        elif not isinstance(error, Trimmed):  # or else the log has gone on while its first record was looked for
             raise error
-        self._fold.begin_again()
 
 
 class LocalTable(_LocalTable):

@@ -160,6 +160,20 @@ class LocalTables(unittest.TestCase):
             self.assertEqual(table.seen, 2)
 
     @with_both_local_tables
+    def test_a_log_trimmed_while_it_is_found_is_read_again(self, connect):
+        def script(peer):
+            peer.welcome(table=True)
+            for _ in range(2):
+                peer.error(peer.expect(fake.FOLLOW, fake.follow(0)), fake.GONE, "LSN 3 has been trimmed")
+            request = peer.expect(fake.FOLLOW, fake.follow(0))
+            peer.records(request, 9, keyed(PUT, b"a", b"1"))
+            peer.caught_up(request, 10)
+            peer.expect_end()
+
+        with Sidecar(script) as sidecar, connect.follow(sidecar.path) as table:
+            self.assertEqual(self.changes(table, 2), ([Put(b"a", b"1", 9), CaughtUp(10)], {b"a": b"1"}))
+
+    @with_both_local_tables
     def test_a_refused_first_record_is_an_error(self, connect):
         def script(peer):
             peer.welcome(table=True)

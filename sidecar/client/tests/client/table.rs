@@ -403,6 +403,24 @@ fn a_local_table_that_fell_behind_is_made_again() {
     server.join();
 }
 
+#[test]
+fn a_log_that_is_trimmed_while_it_is_found_is_read_again() {
+    let server = server(|mut peer| {
+        for first in [3, 7] {
+            let request = peer.expect(Request::Follow { from: 0, history: 0 });
+            peer.refuse(request, ErrorCode::Trimmed, &format!("LSN {first} has been trimmed"));
+        }
+        let request = peer.expect(Request::Follow { from: 0, history: 0 });
+        peer.keyed(request, 9, &[puts("a", "1")]);
+        peer.end(request, 10, true);
+        assert!(peer.next(|_, _| ()).is_none());
+    });
+    let mut table = LocalTable::follow(server.path(), b"").unwrap();
+    assert_eq!(changes(&mut table), ["a=1@9", "end 10"]);
+    drop(table);
+    server.join();
+}
+
 /// After an accepted loss other records have the same LSNs: a key's revision alone does not tell that it is the same.
 #[test]
 fn a_log_that_was_cut_is_folded_again() {
