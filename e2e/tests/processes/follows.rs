@@ -411,6 +411,7 @@ fn a_reader_that_is_told_to_end_ends_its_follows(fabric: &str) {
     let input = test.input();
     let mut end = append(&mut primary(&group).unwrap(), &input, 0, RECORDS).unwrap();
     for _ in 0..rounds(3) {
+        group.wait("the reader to be there", |group| group.role(READER) == "reader").unwrap();
         let mut clients: Vec<Client> = (0..4).map(|_| client_of(&group, READER)).collect();
         let mut follows: Vec<_> = clients.iter_mut().map(|client| client.follow(Lsn(1)).unwrap()).collect();
         // One has read nothing, the others are at any place.
@@ -422,7 +423,6 @@ fn a_reader_that_is_told_to_end_ends_its_follows(fabric: &str) {
         group.signal(Process::Sidecar(READER), Signal::TERM).unwrap();
         assert_eq!(group.wait_for_end(Process::Sidecar(READER)).unwrap(), Some(0));
         group.start_sidecar(READER).unwrap();
-        group.wait("the reader to be back", |group| group.role(READER) == "reader").unwrap();
         end = append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();
     }
     group.check_logs(&[]).unwrap();
