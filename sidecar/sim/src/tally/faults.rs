@@ -144,8 +144,8 @@ faults! {
     /// Everything is well, and then one member is replaced by an empty one, all links to backups outside the set are slow, and
     /// the app appends without a pause. Strikes once, after the faults have stopped. Drawn apart.
     MemberEmptiedUnderLoad = 0 "member replaced by an empty one under load",
-    /// Apps sync now and then. In the end all hosts lose power at once, most lose their disks too, and a person orders the
-    /// recovery from the others. Strikes once, after the faults have stopped. Drawn apart.
+    /// Apps sync now and then. In the end all hosts lose power at once, most lose their disks too, and an administrator orders
+    /// the recovery from the others. Strikes once, after the faults have stopped. Drawn apart.
     SyncedAndDark = 0 "power lost everywhere after a sync, and recovered from disk",
     /// A primary's queue pair fails at a post. Drawn apart.
     PostFails = 0 "post failed",
