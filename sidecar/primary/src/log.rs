@@ -214,6 +214,7 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         if ticks {
             self.mark();
             self.step(now, Input::Tick);
+            self.close_for_sync();
             self.help_beat(elapsed, now);
         }
         let acked = self.acknowledge(listener);

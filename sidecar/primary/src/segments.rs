@@ -129,6 +129,15 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         Some(())
     }
 
+    /// Seals the active segment, if a sync cannot end before it is closed and there is anything in it.
+    pub(crate) fn close_for_sync(&mut self) {
+        let closure = self.active.as_ref().map(|active| active.writer.closure());
+        let has_records = closure.is_some_and(|closure| closure.first <= closure.last);
+        if has_records && self.primary.takes_appends() && self.primary.sync_needs_close() {
+            self.activate();
+        }
+    }
+
     /// True when an append can be taken at once, or as soon as a roll-over is through.
     pub fn is_ready(&self) -> bool {
         self.active.is_some() || self.primary.is_ready()

@@ -551,6 +551,7 @@ impl Primary {
         self.give_up_newcomers(now, out);
         self.wait_for_lost_members(now, out);
         self.retry_repairs(now, out);
+        self.time_round(now);
         self.swap_again(now, out);
         self.read_again(now, out);
         self.recruit(now, out);

@@ -152,6 +152,7 @@ pub(super) struct Group {
 }
 
 pub(super) const SIZE: SegmentSize = SegmentSize::MIN;
+pub(super) const OPEN_TIMEOUT_MS: u64 = 1_000_000;
 
 pub(super) fn member(number: usize) -> MemberRef {
     let id = format!("m{number}").parse().unwrap();
@@ -177,7 +178,7 @@ impl Group {
             min_in_sync: 1,
             durability: Durability::Memory,
             segment_size: SIZE,
-            open_timeout_ms: 1_000_000,
+            open_timeout_ms: OPEN_TIMEOUT_MS,
             recruit_interval_ms: 1_000_000,
             swap_interval_ms: 0,
         };
@@ -232,6 +233,11 @@ impl Group {
         let moment = Moment { now: Time(0), elapsed: Duration::ZERO, ticks: false };
         self.log.turn(moment, &mut heard);
         heard
+    }
+
+    pub(super) fn tick(&mut self, now: Time) {
+        let moment = Moment { now, elapsed: Duration::ZERO, ticks: true };
+        self.log.turn(moment, &mut Heard::default());
     }
 
     pub(super) fn complete(&self, member: usize) {

@@ -8,7 +8,7 @@ use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::primary::{Input, Output, Seat};
 use tailwind_protocol::scan::Scanner;
 
-use super::group::{Group, Memory, SIZE};
+use super::group::{Group, Memory, OPEN_TIMEOUT_MS, SIZE};
 
 #[test]
 fn an_append_is_acknowledged_when_every_member_has_all_of_it() {
@@ -95,6 +95,30 @@ fn a_sync_is_answered_when_it_is_on_disk_and_proved() {
     group.complete(0);
     assert_eq!(group.turn().proofs, [("disk", Proof::Synced(Lsn(1)))]);
     assert_eq!(group.log.syncs(), 0);
+}
+
+/// A flipped bit in a member's memory may be in its way; once the segment is closed it is repaired.
+#[test]
+fn a_sync_that_takes_too_long_closes_its_segment() {
+    let mut group = Group::new(1, u32::MAX);
+    assert!(group.append(1, b"record"));
+    group.log.sync("disk");
+    let late = Time(15 * OPEN_TIMEOUT_MS);
+    let settle = |group: &mut Group, now: Time| {
+        for _ in 0..3 {
+            group.tick(now);
+            group.complete(0);
+        }
+        let closes = |output: &Output| matches!(output, Output::Close(..));
+        (group.log.primary().active().unwrap().segment, group.carry_out().iter().any(closes))
+    };
+    assert_eq!(settle(&mut group, Time(0)), (SegmentId(1), false));
+    assert_eq!(settle(&mut group, Time(late.0 - 1)), (SegmentId(1), false));
+    assert_eq!(settle(&mut group, late), (SegmentId(2), true));
+    // The next one is in nobody's way.
+    assert_eq!(settle(&mut group, Time(10 * late.0)), (SegmentId(2), false));
+    assert!(group.append(2, b"record"));
+    assert_eq!(settle(&mut group, Time(20 * late.0)), (SegmentId(2), false));
 }
 
 #[test]

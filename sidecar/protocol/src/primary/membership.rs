@@ -18,9 +18,9 @@ use super::{Membership, Output, Primary, SEGMENTS_MAX, Seat, StepDown};
 /// 15 × 2 s = 30 s. A restarted process is back within that time, even after Kubernetes has delayed it by 10 s. A primary
 /// that is cut off from members which others can reach blocks the group for as long.
 const RETURN_WAIT: u64 = 15;
-/// How long a newcomer may take to sync what every member has synced, in units of `open_timeout_ms`: 15 × 2 s = 30 s, as long as
-/// a sync may take.
-const SYNC_PATIENCE: u64 = 15;
+/// How long a sync may take, in units of `open_timeout_ms`: 15 × 2 s = 30 s. A newcomer that has not synced by then what every
+/// member has is given up.
+pub(super) const SYNC_PATIENCE: u64 = 15;
 
 impl Primary {
     pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {

@@ -3,10 +3,12 @@
 //! Part of [`Primary`]: the append path asks with [`Primary::sync`] and waits for [`Primary::synced`]. One round is under way
 //! at a time; requests that arrive during a round share the next one. See "Sync" in `docs/protocol.md`.
 
+use crate::config::Time;
 use crate::ids::{Lsn, Position};
 use crate::planted::{self, Bug};
 use crate::rpc::{OpenPart, SyncPoint};
 
+use super::membership::SYNC_PATIENCE;
 use super::seats::Member;
 use super::{Output, Primary, Seat};
 
@@ -19,13 +21,23 @@ pub(super) struct Target {
     last: Lsn,
 }
 
+/// What members are asked for together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Round {
+    target: Target,
+    /// The first tick in it.
+    since: Option<Time>,
+    /// It has taken too long.
+    is_late: bool,
+}
+
 /// The rounds. Positions only grow: `reached ≤ round ≤ wanted`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Syncing {
     /// On disk at every member. Newcomers reach it before they join.
     reached: Target,
     /// What members are asked for now.
-    round: Option<Target>,
+    round: Option<Round>,
     /// What the next round is for: the latest request.
     wanted: Option<Target>,
 }
@@ -58,13 +70,14 @@ impl Primary {
         }
         loop {
             if self.syncing.round.is_none() {
-                self.syncing.round = self.syncing.wanted.take_if(|wanted| wanted.at <= self.acked);
+                let next = self.syncing.wanted.take_if(|wanted| wanted.at <= self.acked);
+                self.syncing.round = next.map(|target| Round { target, since: None, is_late: false });
             }
-            let Some(round) = self.syncing.round else { break };
-            if !self.required().all(|member| member.synced >= round.last) {
+            let Some(Round { target, .. }) = self.syncing.round else { break };
+            if !self.required().all(|member| member.synced >= target.last) {
                 break;
             }
-            (self.syncing.reached, self.syncing.round) = (round, None);
+            (self.syncing.reached, self.syncing.round) = (target, None);
         }
         for index in 0..self.members.len() {
             let Some(member) = &self.members[index] else { continue };
@@ -80,12 +93,28 @@ impl Primary {
     /// What a member has to sync up to and has not.
     fn sync_due(&self, member: &Member) -> Option<Target> {
         let target = match self.syncing.round {
-            Some(round) if self.is_required(member) => round,
+            Some(round) if self.is_required(member) => round.target,
             _ => self.syncing.reached,
         };
         let written = member.completed >= target.at || member.first_opened > target.at.segment;
         let ready = member.in_set() || self.has_all_copies(member) && written;
         (ready && member.synced < target.last).then_some(target)
+    }
+
+    /// Notes how long the round has taken.
+    pub(super) fn time_round(&mut self, now: Time) {
+        if let Some(round) = &mut self.syncing.round {
+            let since = *round.since.get_or_insert(now);
+            round.is_late = now >= since.plus(SYNC_PATIENCE * self.rules.open_timeout_ms);
+        }
+    }
+
+    /// True when a sync of the segment that takes appends has taken too long: it is to be sealed. In a member's memory a bit of it
+    /// may have flipped, and the member can bring nothing behind that bit to its disk. Once the segment is closed it is
+    /// repaired, but if nobody appends anything it would never be closed.
+    pub fn sync_needs_close(&self) -> bool {
+        let active = self.segments.active_id();
+        self.syncing.round.is_some_and(|round| round.is_late && round.target.at.segment == active)
     }
 
     /// True for a newcomer whose disk does not hold yet what every member's does.
