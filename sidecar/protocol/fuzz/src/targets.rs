@@ -202,8 +202,12 @@ fn requests_in(version: u16, mut data: &[u8]) {
         }
         let mut encoded = vec![];
         decoded.frame.encode(decoded.request, &mut encoded);
-        assert_eq!(encoded.len(), decoded.size);
-        assert_eq!(socket::decode_request(&encoded, version, BODY_MAX), Ok(Some(decoded.clone())));
+        // A read may end with a history of 0, which stands for none and is left out here.
+        let names_none = matches!(decoded.frame, Request::Read { history: 0, .. });
+        let size = if names_none { encoded.len() } else { decoded.size };
+        assert!(encoded.len() == size && size <= decoded.size);
+        let again = Decoded { size, ..decoded.clone() };
+        assert_eq!(socket::decode_request(&encoded, version, BODY_MAX), Ok(Some(again)));
         data = &data[decoded.size..];
     }
 }
