@@ -2,7 +2,8 @@
 """Runs the test programs that cargo has built, several beside each other, and prints what each printed. Called by ./check.
 
     cargo test --no-run --message-format=json ... >PROGRAMS
-    scripts/run_tests.py PROGRAMS [--only NAME]... [--without NAME]... [--filter TEST]... [--doc-tests COMMAND...]
+    scripts/run_tests.py PROGRAMS [--only NAME]... [--without NAME]... [--filter TEST]... [--skip TEST]...
+        [--doc-tests COMMAND...]
 
 cargo itself runs one program after the other, and most of what whole groups of processes do is waiting. A program counts as
 failed if it ends otherwise than with 0 and names no failed test. Ends with 1 if anything failed.
@@ -42,8 +43,8 @@ def programs(path):
 
 
 class Tests:
-    def __init__(self, filters):
-        self.filters = filters
+    def __init__(self, filters, skipped):
+        self.choice = [*filters, *(f"--skip={test}" for test in skipped)]
         self.lock = threading.Lock()
         self.failed = []
         self.done = 0
@@ -85,7 +86,7 @@ class Tests:
 
         def arguments(name, program, folder):
             threads = THREADS_OF.get(name, THREADS)
-            return name, [program, f"--test-threads={threads}", *self.filters], folder, {"CARGO_MANIFEST_DIR": folder}
+            return name, [program, f"--test-threads={threads}", *self.choice], folder, {"CARGO_MANIFEST_DIR": folder}
 
         for program in found:
             if program[0] in ALONE:
@@ -107,6 +108,7 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--without", action="append", default=[])
     parser.add_argument("--filter", action="append", default=[])
+    parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--doc-tests", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
     found = [
@@ -116,7 +118,7 @@ def main():
     ]
     if not found:
         sys.exit(f"{options.programs} names no such test program")
-    tests = Tests(options.filter)
+    tests = Tests(options.filter, options.skip)
     tests.run_all(found, options.doc_tests)
     print("seconds of processor time:")
     for name, seconds in sorted(tests.processor.items(), key=lambda of: -of[1])[:LONGEST_SHOWN]:
