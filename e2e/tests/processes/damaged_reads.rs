@@ -17,6 +17,7 @@ on_every_fabric!(
     rotten_board_is_left_for_another_members,
     rot_in_open_memory_is_never_shown_and_is_mended,
     rot_on_disk_is_never_shown_and_is_mended,
+    a_sync_gets_past_rot_in_open_memory,
     frozen_backups_do_not_end_a_read,
 );
 
@@ -70,6 +71,16 @@ fn rotten_board_is_left_for_another_members(fabric: &str) {
     group.check_logs(&OUTAGE).unwrap();
 }
 
+/// The files of closed segments of each of three members have these bytes.
+fn all_have_closed(group: &Group, bytes: &[u8]) -> bool {
+    let members: Vec<usize> = group.members().iter().filter_map(|name| group.backup_named(name)).collect();
+    let has = |file: &std::path::PathBuf| {
+        fs::read(file).is_ok_and(|file| file.windows(bytes.len()).any(|window| window == bytes))
+    };
+    let holds_it = |member: &usize| damage::closed(&group.flush_folder(*member)).unwrap().iter().any(has);
+    members.len() == 3 && members.iter().all(holds_it)
+}
+
 /// A bit flips in the open segment of the member that is read from, within what is acknowledged and before it is read. Nothing
 /// asks for a repair: the close of the segment finds it.
 fn rot_in_open_memory_is_never_shown_and_is_mended(fabric: &str) {
@@ -93,18 +104,7 @@ fn rot_in_open_memory_is_never_shown_and_is_mended(fabric: &str) {
 
     end = append(&mut app, &input, end, RECORDS).unwrap();
     follower.wait_for(end).unwrap();
-    let holds_it_whole = |group: &Group, index: usize| {
-        let closed = damage::closed(&group.flush_folder(index)).unwrap();
-        let has = |file: &std::path::PathBuf| {
-            fs::read(file).is_ok_and(|file| file.windows(bytes.len()).any(|window| window == bytes))
-        };
-        closed.iter().any(has)
-    };
-    let is_mended = |group: &Group| {
-        let members: Vec<usize> = group.members().iter().filter_map(|name| group.backup_named(name)).collect();
-        members.len() == 3 && members.iter().all(|member| holds_it_whole(group, *member))
-    };
-    group.wait("every member to have a whole copy", is_mended).unwrap();
+    group.wait("every member to have a whole copy", |group| all_have_closed(group, &bytes)).unwrap();
     assert_eq!(follower.finish().unwrap().last, end);
     check_whole(&group, &input, end).unwrap();
     group
@@ -177,4 +177,22 @@ fn read_anywhere(group: &Group, input: &Numbered, from: u64) -> u64 {
         next += 1;
     }
     next - 1
+}
+
+/// A bit flips in a member's open segment, and nobody appends anything any more: the member cannot bring what follows to its
+/// disk, and the segment has room. It is closed for the sync, and the copy mended.
+fn a_sync_gets_past_rot_in_open_memory(fabric: &str) {
+    let test = TestContext::start();
+    let group = test.start_group(test.setup(fabric).unwrap()).unwrap();
+    let input = test.input();
+    let mut app = primary(&group).unwrap();
+    let end = append(&mut app, &input, 0, 40).unwrap();
+    let victim = group.wait_for_full_set().unwrap()[0];
+    let bytes = (10..end - 10).map(|number| input.record(number)).max_by_key(Vec::len).unwrap();
+    let (file, at) = damage::find_in_memory(&group.pool(victim), &bytes).unwrap().expect("an acknowledged record");
+    damage::flip_mapped(&file, at + bytes.len() as u64 / 2).unwrap();
+    assert_eq!(app.sync().unwrap(), Lsn(end));
+    assert!(all_have_closed(&group, &bytes));
+    check_whole(&group, &input, end).unwrap();
+    group.check_logs(&["error: closed segment is corrupt in memory", "corrupt"]).unwrap();
 }
