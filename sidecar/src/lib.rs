@@ -20,6 +20,7 @@ pub mod kubernetes;
 #[path = "no_kubernetes.rs"]
 pub mod kubernetes;
 pub mod logging;
+pub mod lookup;
 pub mod mirror;
 pub mod options;
 pub mod path;

@@ -6,10 +6,11 @@
 //!
 //! - `choice`: which of them a program has been told to run.
 //! - `sender` and its `channel`: non-blocking, driven by the append path.
-//! - `link`: what carries the bytes, shared memory or TCP.
+//! - `link`: what carries the bytes, shared memory or TCP; `meeting`: how its two ends find each other.
 //! - `rpc`: a thread receives messages and hands them to a worker, which copies and answers (RAMCloud).
 //! - `ring`: a thread polls a log in the receiver's memory and copies what it finds there (HydraDB).
 //! - `receiver`: the control calls, for shared memory. Over TCP they are those of [`tcp`](crate::tcp).
+//! - `asking`, `lookup` and `answering`: lookups over shared memory, and a thread for each reader that answers them.
 //!
 //! # Why revocation is a barrier
 //!
@@ -34,10 +35,14 @@
 //! process is killed they are gone, where the other fabrics lose nothing (promise 7 holds after an orderly end only). The
 //! sender learns of the death when it next looks at the socket. This is a property of the design, not of this implementation.
 
+mod answering;
+mod asking;
 mod channel;
 mod choice;
 mod frames;
 mod link;
+mod lookup;
+mod meeting;
 mod receiver;
 mod ring;
 mod rpc;
@@ -54,6 +59,7 @@ use crate::error::FabricError;
 use crate::pool::Pool;
 use crate::tcp::TcpReceiver;
 
+pub use asking::MessageReader;
 pub use choice::BaselineChoice;
 pub use receiver::MessageReceiver;
 pub use sender::{MessageSender, TcpMessageSender};

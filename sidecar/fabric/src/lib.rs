@@ -31,5 +31,5 @@ pub use error::{ChannelError, FabricError, ReadError};
 pub use mapping::SLOT_SIZE_MAX;
 pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
 pub use pool::{MappedFile, Parts, Pool, PoolError, SIDE_SLOT_SIZE};
-pub use reading::{Admission, ReadChannel, ReadOpening, Readable, Reader, Sharer};
+pub use reading::{Admission, LookUp, ReadChannel, ReadOpening, Readable, Reader, Sharer};
 pub use secret::Secret;

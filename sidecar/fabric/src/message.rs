@@ -220,10 +220,23 @@ pub enum ReadGrant {
         /// Bytes of the slot.
         length: u32,
     },
+    /// As [`ReadGrant::Shm`]; lookups name the key.
+    #[cfg(feature = "baselines")]
+    Baseline {
+        /// Which one.
+        baseline: Baseline,
+        /// Absolute path of the file.
+        #[serde(default)]
+        path: String,
+        /// The key.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
 }
 
 macro_rules! kind {
-    ($($message:ident $($baseline:ident)?),*) => {$(
+    ($($message:ident),*) => {$(
         impl $message {
             /// The fabric that it is for.
             pub(crate) fn kind(&self) -> FabricKind {
@@ -231,13 +244,11 @@ macro_rules! kind {
                     $message::Verbs { .. } => FabricKind::Verbs,
                     $message::Shm { .. } => FabricKind::Shm,
                     $message::Tcp { .. } => FabricKind::Tcp,
-                    $(
-                        #[cfg(feature = "baselines")]
-                        $message::$baseline { baseline, .. } => FabricKind::Baseline(*baseline),
-                    )?
+                    #[cfg(feature = "baselines")]
+                    $message::Baseline { baseline, .. } => FabricKind::Baseline(*baseline),
                 }
             }
         }
     )*};
 }
-kind!(Offer Baseline, ChannelAnswer Baseline, Grant Baseline, ReadGrant);
+kind!(Offer, ChannelAnswer, Grant, ReadGrant);

@@ -18,6 +18,10 @@
 //!     posted through it completes any more, although the memory may be the same. A revocation may end the shares of the
 //!     slots that it concerns, and ends those of side slots. A channel whose read has failed is over.
 //!
+//! A [lookup](ReadChannel::look_up), which only the fabrics of `./bench` have, is two reads and one that depends on them, in one
+//! message. The promises hold for each of the three; the third is taken after the other two. If its share has
+//! ended nothing of it is brought, and the channel goes on.
+//!
 //! # How a read channel is opened
 //!
 //! [`Reader::begin`] → [`ReadOpening::offer`] travels to the receiver → [`Sharer::admit`], [`Admission::complete`] → its
@@ -44,6 +48,51 @@ pub const READ_CHANNELS_MAX: usize = 4;
 /// Reads of one channel that may be on their way.
 pub const READS_MAX: usize = 64;
 
+/// Bytes of a [`LookUp`]'s question, at most.
+pub const QUESTION_MAX: usize = 32;
+/// Bytes of a [`Lead`], where a lookup lands.
+pub const LEAD_SIZE: u32 = 16;
+
+/// Two reads whose bytes lead to a third one, at the receiver.
+#[derive(Debug)]
+pub struct LookUp<'a> {
+    /// What is read first.
+    pub reads: [(&'a Readable, Range<u32>); 2],
+    /// For [`Follow`], which alone knows what it means. At most [`QUESTION_MAX`] bytes.
+    pub question: &'a [u8],
+}
+
+/// Says what a lookup's question and the bytes of its two reads, one behind the other, lead to. Anybody may have made either.
+pub type Follow = fn(question: &[u8], found: &[u8]) -> Option<Lead>;
+
+/// Where the third read of a lookup goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lead {
+    /// What the receiver has [named](Sharer::answer_lookups) a slot.
+    pub name: u64,
+    /// Bytes of the slot.
+    pub bytes: Range<u32>,
+}
+
+impl Lead {
+    /// As it lands.
+    pub fn to_bytes(&self) -> [u8; LEAD_SIZE as usize] {
+        let mut out = [0; LEAD_SIZE as usize];
+        out[..8].copy_from_slice(&self.name.to_le_bytes());
+        out[8..12].copy_from_slice(&self.bytes.start.to_le_bytes());
+        out[12..].copy_from_slice(&self.bytes.end.to_le_bytes());
+        out
+    }
+
+    /// What has landed. `None`: there is none, and nothing follows it.
+    pub fn from_bytes(bytes: &[u8; LEAD_SIZE as usize]) -> Option<Lead> {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let name = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+        let bytes = u32_at(8)..u32_at(12);
+        (bytes.start < bytes.end).then_some(Lead { name, bytes })
+    }
+}
+
 /// The backup's half: what is shared, and with which readers. Not on the path of writes. A [`Receiver`](crate::Receiver) that
 /// can be read from gives it by [`Receiver::sharer`](crate::Receiver::sharer).
 pub trait Sharer {
@@ -55,6 +104,9 @@ pub trait Sharer {
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError>;
     /// Ends the share of the slot, if there is one (promise 10).
     fn end_share(&mut self, slot: SlotId);
+    /// Names a slot that is shared, until its share ends: lookups that `follow` leads to this name read there. It is one function
+    /// for all slots. Does nothing where the fabric has no lookups.
+    fn answer_lookups(&mut self, _slot: SlotId, _name: u64, _follow: Follow) {}
     /// Forgets a reader, and ends its channels where the fabric can: over `shm` it may continue to read what it has attached.
     fn dismiss(&mut self, reader: ReaderId);
 }
@@ -114,6 +166,14 @@ pub trait ReadChannel: Send + fmt::Debug {
     /// When the range is empty or does not lie within the slot, or when the place does not lie within the landing or is
     /// that of a read on its way: a wrong offset is a bug in the caller.
     fn read(&mut self, from: &Readable, at: Range<u32>, place: u32) -> Result<(), ReadError>;
+    /// Posts a lookup, which lands in `place`: the bytes of its two reads, the [`Lead`], and the bytes that it names; no lead if
+    /// they have no room there, or in a message. It completes as one read. False: this fabric has no lookups.
+    ///
+    /// # Panics
+    /// As [`ReadChannel::read`], and when the place has no room for two reads and a lead, or the question is too long.
+    fn look_up(&mut self, _lookup: &LookUp<'_>, _place: Range<u32>) -> Result<bool, ReadError> {
+        Ok(false)
+    }
     /// How many further reads have completed, in the order they were posted. Also moves queued requests along.
     fn poll(&mut self) -> Result<u32, ReadError>;
     /// What has landed in a range of the landing; zero where nothing has.

@@ -41,7 +41,7 @@
 //!    of the same memory copies nothing.
 //! 3. So [`ShmSender`] may keep the mapping too. It uses one again only for the grant whose key is in it.
 
-mod reading;
+pub(crate) mod reading;
 
 use std::fs::{self, Metadata, OpenOptions};
 use std::io;

@@ -28,7 +28,7 @@
 mod acceptor;
 mod channel;
 mod connection_reader;
-mod reading;
+pub(crate) mod reading;
 mod receiver;
 pub(crate) mod registry;
 mod secrets;

@@ -611,7 +611,8 @@ impl Running {
         let board = if request.board { lent.share_board(promised)? } else { None };
         let mut segments = Vec::new();
         for (slot, identity, closure) in daemon.machine().shareable(&request.segments)? {
-            segments.extend(lent.share(slot)?.map(|grant| SharedSegment { identity, closure, grant }));
+            let shared = lent.share(slot, identity.segment)?;
+            segments.extend(shared.map(|grant| SharedSegment { identity, closure, grant }));
         }
         // It follows, a few at a time: see `Handle::share`.
         Ok(ShareReply { promised, board, mirror: Vec::new(), segments })

@@ -22,13 +22,14 @@ use tailwind_fabric::{
 };
 use tailwind_folder::Folder;
 use tailwind_protocol::backup::Slot;
-use tailwind_protocol::ids::{BootId, Epoch};
+use tailwind_protocol::ids::{BootId, Epoch, SegmentId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::rpc::{MirrorReply, READER_SILENCE_MS, Refusal};
 use tokio::sync::watch;
 
 use super::actor::other_fabric;
 use super::mirror::{Lending, MirrorParts};
+use crate::lookup;
 
 /// The running kernel's boot identity (`random(4)`).
 pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
@@ -486,9 +487,11 @@ impl Lent {
         }
     }
 
-    /// Shares a slot's memory; `None` if it has none.
-    pub(super) fn share(&mut self, slot: Slot) -> Result<Option<ReadGrant>, Refusal> {
-        self.share_slot(SlotId(slot.0))
+    /// Shares a slot's memory, in which this segment is; `None` if it has none.
+    pub(super) fn share(&mut self, slot: Slot, segment: SegmentId) -> Result<Option<ReadGrant>, Refusal> {
+        let shared = self.share_slot(SlotId(slot.0))?;
+        self.sharer()?.answer_lookups(SlotId(slot.0), segment.0, lookup::follow);
+        Ok(shared)
     }
 
     /// Shares the board of this epoch, if it is lent.

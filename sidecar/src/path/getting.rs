@@ -26,8 +26,8 @@ use super::slots::ClientSlots;
 use clients::Asked;
 pub use messages::{Brought, GetterRequest, Wish};
 use outputs::close;
+use reads::{Found, Landed, Reads};
 pub use reads::{LANDING, MirrorMemory};
-use reads::{Landed, Reads};
 
 /// So long after its last get a getter goes on looking at its member, for the next one.
 const IDLE_AFTER: Duration = Duration::from_secs(30);
@@ -219,10 +219,17 @@ impl Getting {
             let channel = &reads.memory.channel;
             let input = match &landed {
                 Landed::Look(posted, at) => Input::Looked(visit, *posted, channel.landed(at.clone())),
-                Landed::Buckets(id, at) => Input::Buckets(visit, *id, channel.landed(at.clone())),
+                Landed::Buckets(id, at, _) => Input::Buckets(visit, *id, channel.landed(at.clone())),
                 Landed::Record(id, at) => Input::Record(visit, *id, Some(channel.landed(at.clone()))),
             };
             self.machine.step(around.now, input, &mut self.outputs, |id, answer| answers.give(id, &answer));
+            // What it asks for now may have come with it.
+            if let Landed::Buckets(id, _, Some(found)) = &landed
+                && take_wanted(&mut self.outputs, visit, *id, found)
+            {
+                let input = Input::Record(visit, *id, Some(channel.landed(found.at.clone())));
+                self.machine.step(around.now, input, &mut self.outputs, |id, answer| answers.give(id, &answer));
+            }
         }
         self.landed = landed;
         // Only now: a read into a place overwrites what has landed there.
@@ -275,8 +282,19 @@ impl Getting {
     }
 
     fn reads_of(&mut self, visit: Visit) -> Option<&mut Reads> {
-        self.visiting.as_mut().filter(|visiting| visiting.visit == visit)?.reads.as_mut()
+        reads_of(&mut self.visiting, visit)
     }
+}
+
+/// Takes the wish for exactly this record out of the outputs, if it is there.
+fn take_wanted(outputs: &mut Vec<Output>, visit: Visit, get: GetId, found: &Found) -> bool {
+    let wanted = Output::Record(visit, get, found.segment, found.bytes.clone());
+    let at = outputs.iter().position(|output| *output == wanted);
+    at.map(|at| outputs.remove(at)).is_some()
+}
+
+fn reads_of(visiting: &mut Option<Visiting>, visit: Visit) -> Option<&mut Reads> {
+    visiting.as_mut().filter(|visiting| visiting.visit == visit)?.reads.as_mut()
 }
 
 /// Gives clients their answers.

@@ -1,5 +1,6 @@
 //! Gets off the primary at the append path, turn by turn: out of members' memory, and through changes of the role.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::loop_harness::{Client, LoopHarness, ack};
@@ -74,8 +75,8 @@ fn hears_nothing(harness: &mut LoopHarness, members: &mut MirroredMembers, clien
     assert_eq!(client.heard(), None);
 }
 
-fn both(test: impl Fn(LoopHarness, MirroredMembers)) {
-    for over in [Over::Shm, Over::Tcp] {
+fn over_each(test: impl Fn(LoopHarness, MirroredMembers)) {
+    for over in Over::all() {
         let (harness, members) = standby(over);
         test(harness, members);
     }
@@ -83,7 +84,7 @@ fn both(test: impl Fn(LoopHarness, MirroredMembers)) {
 
 #[test]
 fn gets_off_the_primary_are_read_out_of_a_mirror() {
-    both(|mut harness, mut members| {
+    over_each(|mut harness, mut members| {
         let mut client = harness.client();
         get(&mut client, "a", 0, 0);
         assert_eq!(hear(&mut harness, &mut members, &mut client), value(1, 2, b"one"));
@@ -118,8 +119,42 @@ fn over_shared_memory_a_get_takes_one_turn() {
 }
 
 #[test]
+fn a_get_takes_three_reads_or_one_lookup() {
+    const GETS: u32 = 100;
+    for over in Over::all() {
+        let (mut harness, mut members) = standby(over);
+        let mut client = harness.client();
+        get(&mut client, "a", 0, 0);
+        hear(&mut harness, &mut members, &mut client);
+        let asked = |members: &MirroredMembers| {
+            let asked = &members.reading;
+            (asked.lookups.load(Ordering::Relaxed), asked.reads.load(Ordering::Relaxed))
+        };
+        let before = asked(&members);
+        for _ in 0..GETS {
+            get(&mut client, "a", 0, 0);
+            assert_eq!(hear(&mut harness, &mut members, &mut client), value(1, 2, b"one"));
+        }
+        let after = asked(&members);
+        let lookups = matches!(over, Over::Messages(_));
+        let expected = if lookups { (GETS, 0) } else { (0, 3 * GETS) };
+        assert_eq!((after.0 - before.0, after.1 - before.1), expected, "{over:?}");
+        // Too long for a message: the record is read, as over the other fabrics.
+        let large = vec![7; 5000];
+        members.put("large", &large);
+        get(&mut client, "large", 3, 0);
+        assert_eq!(hear(&mut harness, &mut members, &mut client), value(3, 3, &large));
+        get(&mut client, "nobody", 0, 0);
+        assert_eq!(hear(&mut harness, &mut members, &mut client), value(0, 3, b""));
+        let last = asked(&members);
+        let expected = if lookups { (2, 1) } else { (0, 5) };
+        assert_eq!((last.0 - after.0, last.1 - after.1), expected, "{over:?}");
+    }
+}
+
+#[test]
 fn a_get_off_the_primary_waits_for_its_least_record() {
-    both(|mut harness, mut members| {
+    over_each(|mut harness, mut members| {
         let (mut client, mut other) = (harness.client(), harness.client());
         get(&mut client, "a", 3, 0);
         get(&mut other, "a", 2, 0);
@@ -132,7 +167,7 @@ fn a_get_off_the_primary_waits_for_its_least_record() {
 
 #[test]
 fn a_fresh_get_off_the_primary_asks_for_a_position() {
-    both(|mut harness, mut members| {
+    over_each(|mut harness, mut members| {
         let (mut client, mut other) = (harness.client(), harness.client());
         get(&mut client, "a", 0, GET_FRESH);
         get(&mut other, "a", 0, GET_FRESH);
@@ -166,7 +201,7 @@ fn a_view_is_stale_until_the_board_is_seen_to_move() {
 
 #[test]
 fn a_torn_mirror_is_left_for_another_members() {
-    both(|mut harness, mut members| {
+    over_each(|mut harness, mut members| {
         let mut client = harness.client();
         get(&mut client, "a", 0, 0);
         hear(&mut harness, &mut members, &mut client);
@@ -185,7 +220,7 @@ fn a_torn_mirror_is_left_for_another_members() {
 
 #[test]
 fn a_record_that_is_in_no_memory_is_fetched() {
-    both(|mut harness, mut members| {
+    over_each(|mut harness, mut members| {
         members.has_memory = false;
         let mut client = harness.client();
         get(&mut client, "a", 0, 0);
@@ -199,7 +234,7 @@ fn a_record_that_is_in_no_memory_is_fetched() {
 
 #[test]
 fn when_a_member_dies_the_next_one_answers() {
-    both(|mut harness, mut members| {
+    over_each(|mut harness, mut members| {
         let mut client = harness.client();
         get(&mut client, "a", 0, 0);
         hear(&mut harness, &mut members, &mut client);

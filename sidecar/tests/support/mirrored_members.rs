@@ -5,12 +5,18 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use tailwind_fabric::baselines::BaselineChoice;
 use tailwind_fabric::shm::{ShmReader, ShmReceiver};
 use tailwind_fabric::tcp::{TcpReader, TcpReceiver};
-use tailwind_fabric::{Pool, ReadGrant, Readable, Reader, ReaderId, Receiver, SlotId, Writer};
-use tailwind_protocol::board::mirror::{MIRROR_AT, MirrorLine, PartSize};
+use tailwind_fabric::{
+    LookUp, Pool, ReadChannel, ReadError, ReadGrant, Readable, Reader, ReaderId, Receiver, SlotId, Writer,
+};
+use tailwind_protocol::board::mirror::{LINES_WITH_MIRROR, MIRROR_AT, MirrorLine, PartSize};
 use tailwind_protocol::board::{self, BoardIdentity, Progress};
 use tailwind_protocol::config::{Configuration, Kind};
 use tailwind_protocol::follower::Visit;
@@ -23,6 +29,7 @@ use tailwind_protocol::table::index::{Index, Limits};
 use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{Key, KeyedRecord, Value};
 use tailwind_protocol::table::request::{Apply, Operation, Written};
+use tailwind_sidecar::lookup;
 use tailwind_sidecar::path::{Brought, ClientRequest, Command, GetterRequest, LANDING, MirrorMemory, Wish};
 use tokio::sync::mpsc;
 
@@ -41,6 +48,24 @@ const SEGMENT: SlotId = SlotId(1);
 pub enum Over {
     Shm,
     Tcp,
+    /// With lookups, which no build that ships has.
+    Messages(BaselineChoice),
+}
+
+impl Over {
+    /// All that there are in this build.
+    pub fn all() -> impl Iterator<Item = Over> {
+        let with_lookups = BaselineChoice::ALL.iter().filter(|choice| choice.name() == "rpc-shm");
+        [Over::Shm, Over::Tcp].into_iter().chain(with_lookups.copied().map(Over::Messages))
+    }
+}
+
+/// What a getter has asked of its members.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub lookups: AtomicU32,
+    /// Apart from those of boards.
+    pub reads: AtomicU32,
 }
 
 struct Member {
@@ -76,6 +101,7 @@ pub struct MirroredMembers {
     /// What they are answered with, if they are.
     pub position: Option<u64>,
     pub fetches: usize,
+    pub reading: Arc<Asked>,
 }
 
 impl MirroredMembers {
@@ -102,6 +128,7 @@ impl MirroredMembers {
             asked: Vec::new(),
             position: None,
             fetches: 0,
+            reading: Arc::default(),
         }
     }
 
@@ -216,6 +243,7 @@ impl MirroredMembers {
         let sharer = receiver.sharer().unwrap();
         let answer = sharer.admit(ReaderId(1), &opening.offer()).unwrap().complete().unwrap();
         let channel = opening.connect(&answer, Ipv4Addr::LOCALHOST.into()).unwrap();
+        let channel = Box::new(Counted { channel, asked: Arc::clone(&self.reading) });
         let board = member.share(over, member.pool.side_slot());
         Ok(MirrorMemory { channel, board, parts: vec![member.share(over, PART)] })
     }
@@ -253,6 +281,7 @@ impl Member {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
                 Box::new(TcpReceiver::new(Arc::clone(&pool), listener).unwrap())
             }
+            Over::Messages(choice) => choice.receiver(Arc::clone(&pool), None).unwrap(),
         };
         for slot in [PART, SEGMENT, pool.side_slot()] {
             receiver.lend(Writer(1), slot).unwrap();
@@ -263,13 +292,53 @@ impl Member {
     fn share(&mut self, over: Over, slot: SlotId) -> Readable {
         let sharer = self.receiver.as_mut().unwrap().sharer().unwrap();
         let grant: ReadGrant = sharer.share(slot).unwrap().unwrap();
+        if slot == SEGMENT {
+            sharer.answer_lookups(slot, 1, lookup::follow);
+        }
         reader(over).attach(&grant).unwrap()
     }
 }
 
-fn reader(over: Over) -> Box<dyn Reader> {
+fn reader(over: Over) -> Arc<dyn Reader> {
     match over {
-        Over::Shm => Box::new(ShmReader),
-        Over::Tcp => Box::new(TcpReader),
+        Over::Shm => Arc::new(ShmReader),
+        Over::Tcp => Arc::new(TcpReader),
+        Over::Messages(choice) => choice.reader(),
+    }
+}
+
+/// A channel whose reads are counted.
+#[derive(Debug)]
+struct Counted {
+    channel: Box<dyn ReadChannel>,
+    asked: Arc<Asked>,
+}
+
+impl ReadChannel for Counted {
+    fn read(&mut self, from: &Readable, at: Range<u32>, place: u32) -> Result<(), ReadError> {
+        self.asked.reads.fetch_add(u32::from(at != LINES_WITH_MIRROR), Ordering::Relaxed);
+        self.channel.read(from, at, place)
+    }
+
+    fn look_up(&mut self, lookup: &LookUp<'_>, place: Range<u32>) -> Result<bool, ReadError> {
+        let posted = self.channel.look_up(lookup, place)?;
+        self.asked.lookups.fetch_add(u32::from(posted), Ordering::Relaxed);
+        Ok(posted)
+    }
+
+    fn poll(&mut self) -> Result<u32, ReadError> {
+        self.channel.poll()
+    }
+
+    fn landed(&self, range: Range<u32>) -> &[u8] {
+        self.channel.landed(range)
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.readiness()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.channel.arm()
     }
 }

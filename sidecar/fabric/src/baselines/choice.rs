@@ -12,7 +12,7 @@ use crate::reading::Reader;
 use crate::shm::ShmReader;
 use crate::tcp::TcpReader;
 
-use super::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
+use super::{Baseline, MessageReader, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
 
 /// A baseline over a carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +51,14 @@ impl BaselineChoice {
         }
     }
 
-    /// The reading half. Receivers of baselines share nothing, and tell readers so.
+    /// The reading half.
     pub fn reader(self) -> Arc<dyn Reader> {
-        if self.over_tcp { Arc::new(TcpReader) } else { Arc::new(ShmReader) }
+        match self.baseline {
+            _ if self.over_tcp => Arc::new(TcpReader),
+            Baseline::Rpc | Baseline::RpcPipelined => Arc::new(MessageReader::new(self.baseline)),
+            // Its receiver shares nothing, and tells readers so.
+            Baseline::Ring => Arc::new(ShmReader),
+        }
     }
 
     /// The receiving half, over TCP if there is a listener.

@@ -1,13 +1,11 @@
 //! The control calls of the receiving half over shared memory: accept, lend, end, revoke.
 //!
-//! Called by the backup daemon; calls [`tcp`](crate::tcp)'s registry of lendings, and the [`pool`](crate::pool) for memory.
-//! The receiver makes the memory that carries a channel's messages and passes it through a Unix socket to the sender, which
-//! waits there under a name that only the control RPC has carried.
+//! Called by the backup daemon; calls [`tcp`](crate::tcp)'s registry of lendings, and the [`pool`](crate::pool) for memory;
+//! `answering` has the read side.
 
 use std::io;
 use std::net::Shutdown;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -16,13 +14,16 @@ use tailwind_ring::{SidecarEnd, Sizes};
 
 use crate::contract::Receiver;
 use crate::error::FabricError;
-use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
+use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
 use crate::pool::{Claim, Pool};
-use crate::reading::Admission;
+use crate::reading::{Admission, Follow, Readers, Sharer};
 use crate::secret::{self, Secret};
+use crate::shm;
 use crate::tcp::registry::Registry;
 
 use super::Baseline;
+use super::answering::{ReadConnections, Shares};
+use super::meeting;
 use super::ring::{self, Applier};
 use super::rpc::{self, AnswerWriter, RequestReader};
 
@@ -47,6 +48,9 @@ pub struct MessageReceiver {
     baseline: Baseline,
     registry: Arc<Registry>,
     connections: Vec<Connection>,
+    readers: Readers,
+    reading: ReadConnections,
+    shares: Arc<Shares>,
     pool: Claim,
 }
 
@@ -66,7 +70,16 @@ impl MessageReceiver {
         let registry = Arc::new(Registry::new(pool.all_slots(), Duration::ZERO));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
-        Ok(MessageReceiver { baseline, registry, connections: Vec::new(), pool })
+        let (readers, reading, shares) = (Readers::default(), ReadConnections::default(), Arc::default());
+        Ok(MessageReceiver { baseline, registry, connections: Vec::new(), readers, reading, shares, pool })
+    }
+
+    /// The socket of an offer to this receiver.
+    fn offered<'a>(&self, offer: &'a Offer) -> Result<&'a str, FabricError> {
+        match offer {
+            Offer::Baseline { baseline, socket } if *baseline == self.baseline => Ok(socket),
+            _ => Err(FabricError::mismatch(self.kind(), offer.kind())),
+        }
     }
 
     /// Applies what has completed by now. It may belong to a lending that is about to end.
@@ -83,7 +96,7 @@ impl MessageReceiver {
     fn stop(
         &mut self,
         is_over: impl Fn(Writer) -> bool,
-        end: impl Fn(&Registry) -> Result<(), FabricError>,
+        end: impl FnOnce(&Registry) -> Result<Vec<SlotId>, FabricError>,
     ) -> Result<(), FabricError> {
         let over: Vec<Connection> = self.connections.extract_if(.., |open| is_over(open.writer)).collect();
         for Connection { applier, socket, .. } in &over {
@@ -91,7 +104,12 @@ impl MessageReceiver {
                 ring::lock(applier).close(&self.registry, socket);
             }
         }
-        end(&self.registry)?;
+        let ended = end(&self.registry)?;
+        for slot in ended {
+            if self.pool.pool().is_side(slot) {
+                self.end_share(slot);
+            }
+        }
         for connection in &over {
             // Fails only if the sender has closed it already. Wakes threads that wait for messages.
             let _ = connection.socket.shutdown(Shutdown::Both);
@@ -105,13 +123,8 @@ impl MessageReceiver {
 
     /// Passes new memory to the sender that waits at `name`, and starts to serve it.
     fn connect(&self, writer: Writer, name: &str, secret: &Secret) -> io::Result<Connection> {
-        let address = SocketAddr::from_abstract_name(name)?;
-        let socket = Arc::new(UnixStream::connect_addr(&address)?);
-        let (file, end) = tailwind_ring::create_sized(self.baseline.sizes())?;
-        let digits = secret.digits().ok_or(io::ErrorKind::InvalidData)?;
-        if tailwind_ring::send(&*socket, &digits, file)? != digits.len() {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
+        let (socket, end) = meeting::pass(name, secret, self.baseline.sizes())?;
+        let socket = Arc::new(socket);
         let SidecarEnd { requests, answers } = end;
         let (registry, stream) = (Arc::clone(&self.registry), Arc::clone(&socket));
         let thread = thread::Builder::new().name("baseline-dispatch".into());
@@ -144,10 +157,7 @@ impl Receiver for MessageReceiver {
 
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Admission, FabricError> {
         self.registry.check(writer)?;
-        let socket = match offer {
-            Offer::Baseline { baseline, socket } if *baseline == self.baseline => socket,
-            _ => return Err(FabricError::mismatch(self.kind(), offer.kind())),
-        };
+        let socket = self.offered(offer)?;
         self.connections.retain(|connection| !connection.thread.is_finished());
         let accept = FabricError::io("pass memory to the sender");
         if self.connections.len() == CONNECTIONS_MAX {
@@ -162,6 +172,7 @@ impl Receiver for MessageReceiver {
         self.registry.check(writer)?;
         let key = secret::key().map_err(FabricError::io("draw a key"))?;
         self.end_lending(slot);
+        self.shares.end(slot);
         let memory = self.pool.renew(slot)?;
         let length = memory.slot_size();
         self.registry.lend(writer, slot, key, memory);
@@ -175,12 +186,14 @@ impl Receiver for MessageReceiver {
 
     fn hold(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
+        self.shares.end(slot);
         self.pool.renew(slot)?;
         Ok(())
     }
 
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
+        self.shares.end(slot);
         // Only this process maps the memory, and after the end no thread of it writes there.
         self.pool.keep(slot)?;
         Ok(())
@@ -189,13 +202,61 @@ impl Receiver for MessageReceiver {
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
         // What has completed of writers that continue can be read afterwards, too (promise 2).
         self.drain();
-        self.stop(|held| held < writer, |registry| registry.revoke_below(writer).map(drop))
+        self.stop(|held| held < writer, |registry| registry.revoke_below(writer))
+    }
+
+    fn sharer(&mut self) -> Option<&mut dyn Sharer> {
+        match self.baseline {
+            Baseline::Rpc | Baseline::RpcPipelined => Some(self),
+            // A write that has completed may not be in its slot yet, where promise 8 has it read.
+            Baseline::Ring => None,
+        }
+    }
+}
+
+impl Sharer for MessageReceiver {
+    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<Admission, FabricError> {
+        let socket = self.offered(offer)?;
+        self.readers.admit(reader)?;
+        let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
+        let connected = self.reading.connect(&self.shares, reader, socket, &secret);
+        connected.map_err(FabricError::io("pass memory to the reader"))?;
+        Ok(Admission::ready(ChannelAnswer::Baseline { baseline: self.baseline, secret }))
+    }
+
+    fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {
+        let Some(memory) = self.pool.memory(slot) else { return Ok(None) };
+        if self.pool.pool().is_side(slot) && !self.registry.is_lent(slot) {
+            return Ok(None);
+        }
+        let (path, key) = shm::reading::share(&self.pool, slot, &memory)?;
+        let length = memory.slot_size();
+        let shared = self.shares.share(slot, key, length, || self.pool.file(slot));
+        shared.map_err(FabricError::io(format!("share slot {}", slot.0)))?;
+        Ok(Some(ReadGrant::Baseline { baseline: self.baseline, path, key, length }))
+    }
+
+    fn end_share(&mut self, slot: SlotId) {
+        self.shares.end(slot);
+        if let Some(memory) = self.pool.memory(slot) {
+            memory.end_share();
+        }
+    }
+
+    fn answer_lookups(&mut self, slot: SlotId, name: u64, follow: Follow) {
+        self.shares.name(slot, name, follow);
+    }
+
+    fn dismiss(&mut self, reader: ReaderId) {
+        self.readers.dismiss(reader);
+        self.reading.stop(|of| of == reader);
     }
 }
 
 impl Drop for MessageReceiver {
     fn drop(&mut self) {
         // The pool's claim goes after this, with the other fields. That a thread has panicked is no reason to panic here.
-        let _ = self.stop(|_| true, Registry::close);
+        let _ = self.stop(|_| true, |registry| registry.close().map(|()| Vec::new()));
+        self.reading.stop(|_| true);
     }
 }

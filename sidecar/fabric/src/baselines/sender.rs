@@ -2,28 +2,18 @@
 //!
 //! Called by the sidecar's control code, off the append path.
 
-use std::io;
 use std::net::IpAddr;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::{Duration, Instant};
-
-use rustix::io::retry_on_intr;
-use rustix::net::RecvFlags;
 
 use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
 use crate::contract::{Channel, Opening, RemoteBuffer, Sender};
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer};
-use crate::secret::{SECRET_SIZE, Secret};
 use crate::tcp::sender::open;
 
 use super::Baseline;
 use super::channel::MessageChannel;
-use super::link::{ShmLink, TcpLink, next_connection};
-
-/// How long the receiver's connection may take. It has been made when the answer to the offer arrives.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+use super::link::TcpLink;
+use super::meeting::Meeting;
 
 /// Makes channels to receivers on this host.
 #[derive(Debug)]
@@ -43,8 +33,7 @@ pub struct TcpMessageSender {
 #[derive(Debug)]
 struct MessageOpening {
     baseline: Baseline,
-    name: String,
-    listener: UnixListener,
+    meeting: Meeting,
 }
 
 /// The same over TCP: the receiver chooses the address and the secret.
@@ -79,14 +68,8 @@ impl Sender for MessageSender {
     }
 
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
-        let listen = || {
-            let random = Secret::random()?.digits().ok_or(io::ErrorKind::InvalidData)?;
-            let name = format!("tailwind-{}", String::from_utf8_lossy(&random));
-            let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-            listener.set_nonblocking(true)?;
-            Ok(Box::new(MessageOpening { baseline: self.baseline, name, listener }))
-        };
-        Ok(listen().map_err(FabricError::io("listen for the receiver's memory"))?)
+        let meeting = Meeting::listen().map_err(FabricError::io("listen for the receiver's memory"))?;
+        Ok(Box::new(MessageOpening { baseline: self.baseline, meeting }))
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
@@ -101,7 +84,7 @@ impl Sender for MessageSender {
 
 impl Opening for MessageOpening {
     fn offer(&self) -> Offer {
-        Offer::Baseline { baseline: self.baseline, socket: self.name.clone() }
+        Offer::Baseline { baseline: self.baseline, socket: self.meeting.name().to_owned() }
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
@@ -109,38 +92,9 @@ impl Opening for MessageOpening {
             ChannelAnswer::Baseline { baseline, secret } if *baseline == self.baseline => secret,
             _ => return Err(FabricError::mismatch(FabricKind::Baseline(self.baseline), answer.kind())),
         };
-        let link = self.receive(secret).map_err(FabricError::io("receive the receiver's memory"))?;
+        let link = self.meeting.receive(secret, self.baseline.sizes());
+        let link = link.map_err(FabricError::io("receive the receiver's memory"))?;
         Ok(Box::new(MessageChannel::new(link, self.baseline)))
-    }
-}
-
-impl MessageOpening {
-    /// Of the processes that connect, the one that presents the secret is the receiver. Blocking, and bounded.
-    fn receive(&self, secret: &Secret) -> io::Result<ShmLink> {
-        let deadline = Instant::now() + CONNECT_TIMEOUT;
-        loop {
-            let Some((socket, left)) = next_connection(&self.listener, deadline)? else { continue };
-            if let Some(link) = self.greet(socket, secret, left)? {
-                return Ok(link);
-            }
-        }
-    }
-
-    /// The link, if it is the receiver.
-    fn greet(&self, socket: UnixStream, secret: &Secret, longest: Duration) -> io::Result<Option<ShmLink>> {
-        socket.set_nonblocking(false)?;
-        socket.set_read_timeout(Some(longest))?;
-        let mut presented = [0; SECRET_SIZE];
-        // Sent in one piece, and with it the file.
-        let (count, file) = retry_on_intr(|| tailwind_ring::receive(&socket, &mut presented, RecvFlags::empty()))?;
-        match file {
-            Some(file) if count == SECRET_SIZE && secret.matches(&presented) => {
-                let end = tailwind_ring::open_sized(file, self.baseline.sizes())?;
-                socket.set_nonblocking(true)?;
-                Ok(Some(ShmLink::new(end, socket)))
-            }
-            _ => Ok(None),
-        }
     }
 }
 

@@ -27,8 +27,9 @@ use rustix::fs::OFlags;
 
 use super::ShmReceiver;
 use crate::error::{FabricError, ReadError};
-use crate::mapping::{Flag, SHARE_OFFSET, check_slot_file};
+use crate::mapping::{Flag, Mapping, SHARE_OFFSET, check_slot_file};
 use crate::message::{ChannelAnswer, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
+use crate::pool::Claim;
 use crate::reading::{Admission, READS_MAX, ReadChannel, ReadOpening, Readable, Reader, Sharer, check_read};
 use crate::secret;
 
@@ -63,13 +64,7 @@ impl Sharer for ShmReceiver {
         if self.pool.pool().is_side(slot) && memory.flag() != Flag::Lent {
             return Ok(None);
         }
-        let key = match memory.share_key() {
-            0 => secret::key().map_err(FabricError::io("draw a key"))?,
-            key => key,
-        };
-        memory.share(key);
-        // The pool has made sure that its path is UTF-8.
-        let path = self.pool.pool().path(slot).to_string_lossy().into_owned();
+        let (path, key) = share(&self.pool, slot, &memory)?;
         Ok(Some(ReadGrant::Shm { path, key, length: memory.slot_size() }))
     }
 
@@ -82,6 +77,17 @@ impl Sharer for ShmReceiver {
     fn dismiss(&mut self, reader: ReaderId) {
         self.readers.dismiss(reader);
     }
+}
+
+/// Shares a slot's memory: the path of its file, and the key of the share.
+pub(crate) fn share(pool: &Claim, slot: SlotId, memory: &Mapping) -> Result<(String, u64), FabricError> {
+    let key = match memory.share_key() {
+        0 => secret::key().map_err(FabricError::io("draw a key"))?,
+        key => key,
+    };
+    memory.share(key);
+    // The pool has made sure that its path is UTF-8.
+    Ok((pool.pool().path(slot).to_string_lossy().into_owned(), key))
 }
 
 impl Reader for ShmReader {
@@ -97,9 +103,14 @@ impl Reader for ShmReader {
         let ReadGrant::Shm { path, key, length } = grant else {
             return Err(FabricError::mismatch(FabricKind::Shm, grant.kind()));
         };
-        let file = open(path, *key, *length).map_err(FabricError::io(format!("open slot file {path}")))?;
-        Ok(Readable { address: 0, key: *key, length: *length, file: Some(Arc::new(file)) })
+        attach(path, *key, *length)
     }
+}
+
+/// The shared slot in this file.
+pub(crate) fn attach(path: &str, key: u64, length: u32) -> Result<Readable, FabricError> {
+    let file = open(path, key, length).map_err(FabricError::io(format!("open slot file {path}")))?;
+    Ok(Readable { address: 0, key, length, file: Some(Arc::new(file)) })
 }
 
 /// Opens the file if it still is the one that was shared: the key is compared in the open file itself.
@@ -131,6 +142,22 @@ impl ReadOpening for ShmReadOpening {
     }
 }
 
+/// Copies bytes of a shared slot; whether the read has completed.
+#[must_use]
+pub(crate) fn take(from: &Readable, at: u32, out: &mut [u8]) -> bool {
+    let taken = from.file.as_ref().is_some_and(|file| {
+        let read = file.read_exact_at(out, at.into());
+        // Between the bytes and the key: the module's proof rests on this line.
+        fence(Ordering::SeqCst);
+        read.is_ok() && share_key(file, from.length).is_ok_and(|key| key == from.key && key != 0)
+    });
+    if !taken {
+        // What was taken is not of the share.
+        out.fill(0);
+    }
+    taken
+}
+
 impl ReadChannel for ShmReadChannel {
     fn read(&mut self, from: &Readable, at: Range<u32>, place: u32) -> Result<(), ReadError> {
         let place = check_read(from, &at, place, self.landing.len());
@@ -141,15 +168,7 @@ impl ReadChannel for ShmReadChannel {
             return Err(ReadError::QueueFull);
         }
         let out = &mut self.landing[place.start as usize..place.end as usize];
-        let taken = from.file.as_ref().is_some_and(|file| {
-            let read = file.read_exact_at(out, at.start.into());
-            // Between the bytes and the key: the module's proof rests on this line.
-            fence(Ordering::SeqCst);
-            read.is_ok() && share_key(file, from.length).is_ok_and(|key| key == from.key && key != 0)
-        });
-        if !taken {
-            // What was taken is not of the share.
-            out.fill(0);
+        if !take(from, at.start, out) {
             return Err(*self.failure.insert(ReadError::Ended));
         }
         self.completed += 1;

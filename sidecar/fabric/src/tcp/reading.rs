@@ -18,7 +18,7 @@
 mod answering;
 mod channel;
 mod reader;
-pub(super) mod shares;
+pub(crate) mod shares;
 
 use std::io;
 use std::time::Instant;

@@ -73,7 +73,9 @@ mod rdma {
 /// Two-sided replication, which `./bench` compares with.
 #[cfg(feature = "baselines")]
 mod two_sided {
-    use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
+    use tailwind_fabric::baselines::{
+        Baseline, MessageReader, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver,
+    };
 
     use super::*;
 
@@ -90,6 +92,11 @@ mod two_sided {
 
                 fn sender() -> Box<dyn Sender> {
                     Box::new(MessageSender::new(Baseline::$harness))
+                }
+
+                fn reader() -> Option<Box<dyn Reader>> {
+                    let is_read = Baseline::$harness != Baseline::Ring;
+                    is_read.then(|| Box::new(MessageReader::new(Baseline::$harness)) as Box<dyn Reader>)
                 }
             }
         )*};
@@ -241,11 +248,41 @@ contract_suite!(
     rpc_tcp: two_sided::RpcTcp, cfg(test)
 );
 
-/// Nobody reads from the baselines.
+/// Nobody reads from `ring`, or from baselines over TCP.
 mod reading {
     use super::*;
 
     reading_suite!(shm: Shm, cfg(test); tcp: Tcp, cfg(test));
+    #[cfg(feature = "baselines")]
+    reading_suite!(rpc_shm: two_sided::Rpc, cfg(test); rpc_pipelined_shm: two_sided::RpcPipelined, cfg(test));
     #[cfg(feature = "verbs")]
     reading_suite!(verbs: rdma::Verbs, ignore = "needs an RDMA device");
+}
+
+/// Lookups, which only messages over shared memory have.
+mod lookups {
+    use super::*;
+
+    macro_rules! lookups_suite {
+        ($($fabric:ident: $harness:ty, $when:meta: $($test:ident)*);*) => {$(
+            mod $fabric {
+                use super::*;
+
+                test_each!($when, $harness, lookups: $($test)*);
+            }
+        )*};
+    }
+
+    lookups_suite!(shm: Shm, cfg(test): other_fabrics_have_none; tcp: Tcp, cfg(test): other_fabrics_have_none);
+    #[cfg(feature = "baselines")]
+    lookups_suite!(
+        rpc_shm: two_sided::Rpc, cfg(test):
+            a_lookup_brings_what_its_reads_lead_to
+            lookups_and_reads_complete_in_their_order
+            a_lookup_sees_what_has_completed
+            a_lookup_of_what_is_over_ends_its_channel
+            lookups_delay_no_fence_and_see_nothing_later
+            who_waits_for_a_lookup_is_woken
+            asking_allocates_nothing
+    );
 }

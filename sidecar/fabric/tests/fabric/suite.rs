@@ -4,6 +4,7 @@
 //! what the tests share; the promises themselves are in the files beside it.
 
 pub(crate) mod lending;
+pub(crate) mod lookups;
 pub(crate) mod reading;
 pub(crate) mod revocation;
 pub(crate) mod writing;

@@ -5,11 +5,12 @@ use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::LogId;
 use tailwind_protocol::table::getter::{Input, Output};
+use tailwind_protocol::table::record::Key;
 use tokio::sync::mpsc;
 
 use super::messages::{GetterRequest, WISHES_MAX, Wish};
 use super::reads::{MirrorMemory, Reading};
-use super::{Getting, Surroundings, Visiting};
+use super::{Getting, Surroundings, Visiting, reads_of};
 use crate::path::messages::ClientRequest;
 
 impl Getting {
@@ -50,8 +51,9 @@ impl Getting {
                 self.reads_of(visit).map_or(Ok(()), |reads| reads.look(now)).map_err(|error| (visit, error))?;
             }
             Output::Buckets(visit, id, buckets) => {
-                let Some(reads) = self.reads_of(visit) else { return Ok(()) };
-                match reads.buckets(id, buckets).map_err(|error| (visit, error))? {
+                let key = self.gets.get(&id).and_then(|asked| Key::new(&asked.key).ok());
+                let Some(reads) = reads_of(&mut self.visiting, visit) else { return Ok(()) };
+                match reads.buckets(id, key, buckets).map_err(|error| (visit, error))? {
                     Reading::Later if self.gets.contains_key(&id) => self.deferred.push(output),
                     Reading::Posted | Reading::Later => {}
                     Reading::NotThere => {

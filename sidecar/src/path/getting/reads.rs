@@ -2,20 +2,25 @@
 //!
 //! Part of [`Getting`](super::Getting). Each get that is read for has a place of its own in the channel's landing, as long as a
 //! read into it is on its way; the board has one more.
+//!
+//! Where the channel has [lookups](crate::lookup), one takes the place of a get's reads: it brings the buckets, and the record as
+//! well, which the getter then finds here when it asks for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use tailwind_fabric::reading::READS_MAX;
-use tailwind_fabric::{ReadChannel, ReadError, Readable};
-use tailwind_protocol::board::mirror::{BUCKET_SIZE, LINES_WITH_MIRROR, MIRROR_AT};
+use tailwind_fabric::reading::{LEAD_SIZE, Lead, READS_MAX};
+use tailwind_fabric::{LookUp, ReadChannel, ReadError, Readable};
+use tailwind_protocol::board::mirror::{BUCKET_SIZE, LINES_WITH_MIRROR, MIRROR_AT, MirrorLine};
 use tailwind_protocol::board::{self, LINE_SIZE};
 use tailwind_protocol::ids::SegmentId;
 use tailwind_protocol::layout::RECORD_HEADER_SIZE;
 use tailwind_protocol::rpc::SHARES_MAX;
 use tailwind_protocol::table::getter::{ACTIVE_MAX, GetId};
-use tailwind_protocol::table::record::KEYED_SIZE_MAX;
+use tailwind_protocol::table::record::{KEYED_SIZE_MAX, Key};
+
+use crate::lookup::Asker;
 
 /// Bytes in which reads land.
 pub const LANDING: u32 = 2 << 20;
@@ -29,7 +34,7 @@ const READABLE_MAX: usize = 512;
 const ABSENT_FOR: Duration = Duration::from_secs(1);
 
 const _: () = assert!(BOARD_AT + LINES_WITH_MIRROR.end <= LANDING);
-const _: () = assert!(2 * BUCKET_SIZE <= PLACE_SIZE);
+const _: () = assert!(2 * BUCKET_SIZE + LEAD_SIZE <= PLACE_SIZE);
 const _: () = assert!(2 * ACTIVE_MAX < READS_MAX, "two reads of each get, and the board");
 
 /// What of a member's memory a getter reads, and the channel that reads it.
@@ -55,6 +60,10 @@ pub(super) struct Reads {
     wanted: BTreeSet<SegmentId>,
     /// The last segment of the log, as the board was seen last.
     open: SegmentId,
+    /// The channel has not said yet that it has no lookups.
+    looks_up: bool,
+    /// Asks them, once the board has been seen.
+    asker: Option<Asker>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +86,8 @@ struct Place {
 #[derive(Clone, Copy, Debug)]
 enum What {
     Buckets,
+    /// The same, and what they lead to.
+    LookUp,
     /// So many bytes of a record.
     Record(u32),
 }
@@ -95,8 +106,19 @@ enum Segment {
 pub(super) enum Landed {
     /// The board, whose read was posted then.
     Look(Duration, Range<u32>),
-    Buckets(GetId, Range<u32>),
+    /// Perhaps with the record that is asked for next.
+    Buckets(GetId, Range<u32>, Option<Found>),
     Record(GetId, Range<u32>),
+}
+
+/// A record that a lookup has brought.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) segment: SegmentId,
+    /// Which bytes of the segment it is.
+    pub(super) bytes: Range<u32>,
+    /// Where they have landed.
+    pub(super) at: Range<u32>,
 }
 
 /// What became of what was to be read.
@@ -119,6 +141,8 @@ impl Reads {
             segments: BTreeMap::new(),
             wanted: BTreeSet::new(),
             open: SegmentId(0),
+            looks_up: true,
+            asker: None,
         }
     }
 
@@ -134,14 +158,30 @@ impl Reads {
         Ok(())
     }
 
-    /// Reads two buckets, each of a part, from this byte on.
-    pub(super) fn buckets(&mut self, get: GetId, buckets: [(u32, u32); 2]) -> Result<Reading, ReadError> {
+    /// Reads two buckets, each of a part, from this byte on. The key is that of the get, if it still waits.
+    pub(super) fn buckets(
+        &mut self,
+        get: GetId,
+        key: Option<Key<'_>>,
+        buckets: [(u32, u32); 2],
+    ) -> Result<Reading, ReadError> {
         let readable = buckets.map(|(part, at)| {
             let part = self.memory.parts.get(part as usize);
             part.filter(|part| at.checked_add(BUCKET_SIZE).is_some_and(|end| end <= part.len()))
         });
         let [Some(first), Some(second)] = readable else { return Ok(Reading::NotThere) };
         let Some(place) = free_place(&self.places) else { return Ok(Reading::Later) };
+        if let (true, Some(asker), Some(key)) = (self.looks_up, &self.asker, key) {
+            let [a, b] = buckets.map(|(_, at)| at..at + BUCKET_SIZE);
+            let lookup = LookUp { reads: [(first, a), (second, b)], question: &asker.question(key) };
+            let begin = place as u32 * PLACE_SIZE;
+            self.looks_up = self.memory.channel.look_up(&lookup, begin..begin + PLACE_SIZE)?;
+            if self.looks_up {
+                self.posted.push_back(Posted::Get(place));
+                self.places[place] = Place { what: Some((get, What::LookUp)), reads: 1 };
+                return Ok(Reading::Posted);
+            }
+        }
         for (nth, (part, (_, at))) in [first, second].into_iter().zip(buckets).enumerate() {
             let landing = place as u32 * PLACE_SIZE + nth as u32 * BUCKET_SIZE;
             self.memory.channel.read(part, at..at + BUCKET_SIZE, landing)?;
@@ -192,7 +232,11 @@ impl Reads {
                     {
                         let begin = nth as u32 * PLACE_SIZE;
                         landed.push(match what {
-                            What::Buckets => Landed::Buckets(get, begin..begin + 2 * BUCKET_SIZE),
+                            What::Buckets => Landed::Buckets(get, begin..begin + 2 * BUCKET_SIZE, None),
+                            What::LookUp => {
+                                let found = found(&*self.memory.channel, begin + 2 * BUCKET_SIZE);
+                                Landed::Buckets(get, begin..begin + 2 * BUCKET_SIZE, found)
+                            }
                             What::Record(length) => Landed::Record(get, begin..begin + length),
                         });
                     }
@@ -210,7 +254,12 @@ impl Reads {
     /// The log ends there by what was landed of the board: this segment and the next will be needed.
     pub(super) fn look_ahead(&mut self, landed: &Range<u32>) {
         let lines = self.memory.channel.landed(landed.clone());
-        let Some((_, progress)) = board::decode(&lines[..MIRROR_AT as usize]) else { return };
+        let (first, second) = lines.split_at(MIRROR_AT as usize);
+        let Some((identity, progress)) = board::decode(first) else { return };
+        if self.looks_up {
+            let mirror = second.first_chunk().and_then(|line| MirrorLine::decode(line, &identity).ok().flatten());
+            self.asker = mirror.map(|mirror| Asker::new(&identity, &progress, &mirror));
+        }
         let open = progress.end.segment;
         if open > self.open {
             self.open = open;
@@ -235,6 +284,14 @@ impl Reads {
             self.segments.pop_first();
         }
     }
+}
+
+/// The record that a lookup has brought, if any. Its lead has landed there.
+fn found(channel: &dyn ReadChannel, lead_at: u32) -> Option<Found> {
+    let begin = lead_at + LEAD_SIZE;
+    let Lead { name, bytes } = channel.landed(lead_at..begin).first_chunk().and_then(Lead::from_bytes)?;
+    let at = begin..begin + (bytes.end - bytes.start);
+    Some(Found { segment: SegmentId(name), bytes, at })
 }
 
 fn free_place(places: &[Place]) -> Option<usize> {

@@ -23,7 +23,7 @@ const CONNECTIONS_MAX: usize = 2 * READERS_MAX * READ_CHANNELS_MAX;
 
 /// The right to read one slot's present memory.
 #[derive(Debug)]
-pub(super) struct SharedSlot {
+pub(crate) struct SharedSlot {
     slot: SlotId,
     key: u64,
     length: u32,
@@ -57,24 +57,29 @@ struct Connection {
 }
 
 impl SharedSlot {
+    /// A share of the memory in `file`.
+    pub(crate) fn new(slot: SlotId, key: u64, length: u32, file: File) -> SharedSlot {
+        SharedSlot { slot, key, length, file: Mutex::new(Some(file)) }
+    }
+
     /// Whether a read of `length` bytes at `offset` is one, and lies within the slot.
-    pub(super) fn holds(&self, offset: u32, length: u32) -> bool {
+    pub(crate) fn holds(&self, offset: u32, length: u32) -> bool {
         length > 0 && u64::from(offset) + u64::from(length) <= u64::from(self.length)
     }
 
     /// Copies bytes out of the slot unless the share is over; returns whether it did. The caller has checked the range.
     #[must_use]
-    pub(super) fn read(&self, offset: u32, out: &mut [u8]) -> bool {
+    pub(crate) fn read(&self, offset: u32, out: &mut [u8]) -> bool {
         lock(&self.file).as_ref().is_some_and(|file| file.read_exact_at(out, offset.into()).is_ok())
     }
 
     /// The key that requests name it by.
-    pub(super) fn key(&self) -> u64 {
+    pub(crate) fn key(&self) -> u64 {
         self.key
     }
 
     /// After this returns no byte of the share is taken any more.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         *lock(&self.file) = None;
     }
 }
@@ -100,8 +105,7 @@ impl Shares {
 
     /// Shares the memory in `file`.
     pub(super) fn share(&self, slot: SlotId, key: u64, length: u32, file: File) {
-        let share = SharedSlot { slot, key, length, file: Mutex::new(Some(file)) };
-        lock(&self.state).shares.push(Arc::new(share));
+        lock(&self.state).shares.push(Arc::new(SharedSlot::new(slot, key, length, file)));
     }
 
     /// Ends the share of `slot`, if there is one.

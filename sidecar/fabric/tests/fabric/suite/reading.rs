@@ -35,7 +35,7 @@ fn is_over(channel: &mut dyn ReadChannel, from: &Readable) {
 }
 
 /// A slot with these bytes, lent to `writer`.
-fn fill(world: &mut World, writer: u64, slot: u32, bytes: &[u8]) {
+pub(super) fn fill(world: &mut World, writer: u64, slot: u32, bytes: &[u8]) {
     let (mut channel, remote) = (world.channel(writer), world.lend(writer, slot));
     channel.post(&remote, &world.local(bytes), 0..bytes.len() as u32).unwrap();
     complete(&mut *channel, 1);
@@ -77,7 +77,7 @@ pub(crate) fn a_read_lands_at_its_place_and_nowhere_else(fabric: &Fabric) {
 }
 
 /// Polls until so many reads have completed.
-fn settle(channel: &mut dyn ReadChannel, count: u32) {
+pub(super) fn settle(channel: &mut dyn ReadChannel, count: u32) {
     let mut completed = 0;
     eventually("reads complete", || {
         completed += channel.poll().unwrap();
@@ -501,7 +501,7 @@ pub(crate) fn a_waiting_reader_is_woken(fabric: &Fabric) {
 }
 
 /// Polls and sleeps until there is something to report.
-fn wake_up(channel: &mut dyn ReadChannel) -> Result<u32, ReadError> {
+pub(super) fn wake_up(channel: &mut dyn ReadChannel) -> Result<u32, ReadError> {
     loop {
         match channel.poll() {
             Ok(0) => {}
