@@ -42,6 +42,20 @@ pub(crate) fn used(pids: &[u32]) -> Result<Cpu> {
     Ok(sum)
 }
 
+/// What the threads that these processes have now have used, in nanoseconds: finer than ticks. `None` where the kernel does not
+/// count so.
+pub(crate) fn used_by_threads(pids: &[u32]) -> Option<f64> {
+    let mut sum = 0.0;
+    for pid in pids {
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+            // One that ends in between has not.
+            let Ok(stat) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
+            sum += stat.split_whitespace().next()?.parse::<f64>().ok()?;
+        }
+    }
+    Some(sum)
+}
+
 /// `utime` and `stime`, in ticks. Fields are counted from behind the name, which may hold blanks and brackets.
 fn parse_stat(stat: &str) -> Option<(u64, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
@@ -82,6 +96,11 @@ mod tests {
     #[test]
     fn this_process_uses_time() {
         assert!(used(&[std::process::id()]).is_ok());
+        let before = used_by_threads(&[std::process::id()]).unwrap();
+        let busy = Instant::now();
+        while busy.elapsed() < Duration::from_millis(20) {}
+        assert!(used_by_threads(&[std::process::id()]).unwrap() > before);
+        assert_eq!(used_by_threads(&[u32::MAX]), None);
         let gone = used(&[u32::MAX]).unwrap_err().to_string();
         assert!(gone.contains("has the process ended"), "{gone}");
     }

@@ -102,6 +102,8 @@ pub(crate) enum Metric {
     BackupPerByte,
     /// CPU time of all backups, user and kernel.
     BackupsCpu,
+    /// The same beyond what they take at rest, with the finer clock of the scheduler.
+    BackupsBeyondRest,
     /// CPU time of the sidecar and all backups.
     Cpu,
     /// The same, as processors in use.
@@ -142,6 +144,7 @@ impl Metric {
             Metric::BackupsKernel => "all backups, kernel, ns/record",
             Metric::BackupPerByte => "one backup, ns/byte of log",
             Metric::BackupsCpu => "all backups, ns/record",
+            Metric::BackupsBeyondRest => "all backups beyond rest, ns/record",
             Metric::Cpu => "sidecar and backups, ns/record",
             Metric::Processors => "processors in use",
             Metric::SidecarMemory => "sidecar, MiB",

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::comparisons::tables::{
-    AT_PRIMARY, COLD, FOUR_GET, GETS_CLEANED, GETS_IDLE, LOG, NOBODY_GETS, ONE_PUT, PUTS_CLEANED, PUTS_IDLE, READ,
-    RING, RPC, RPC_AT_PRIMARY, TAILWIND, WARM,
+    AT_PRIMARY, AT_STANDBY, COLD, FOUR_GET, GETS_CLEANED, GETS_IDLE, LOG, LOOKUPS, NOBODY_GETS, ONE_PUT, PUTS_CLEANED,
+    PUTS_IDLE, READ, RING, RPC, RPC_AT_PRIMARY, TAILWIND, WARM,
 };
 use crate::comparisons::{BLOCKING, FOUR_FOLLOW, LONE, NOBODY_FOLLOWS, exec};
 use crate::peers;
@@ -314,6 +314,27 @@ const TARGETS: &[Target] = &[
         bound: Bound::AtMost(1.0),
     },
     Target {
+        text: "`shm`, mix C at a standby, one client: at most 0.7 × the median of lookups",
+        figure: beside_lookups(GETS, Metric::P50),
+        bound: Bound::AtMost(0.7),
+    },
+    Target {
+        // Half of them are gets, so a median would be that of either.
+        text: "`shm`, mix A at a standby, one client: at most 0.75 × the time with lookups and `rpc`, so 1.333 × the rate",
+        figure: beside_lookups("A, 130 B: 1 client", Metric::Rate),
+        bound: Bound::AtLeast(1.0 / 0.75),
+    },
+    Target {
+        text: "`shm`, mix C at a standby, 30 clients: at least 1.5 × the rate of lookups",
+        figure: beside_lookups(GETS_30, Metric::Rate),
+        bound: Bound::AtLeast(1.5),
+    },
+    Target {
+        text: "`shm`, mix C at a standby, 30 clients: backups' CPU beyond rest at most 0.02 × that of lookups",
+        figure: beside_lookups(GETS_30, Metric::BackupsBeyondRest),
+        bound: Bound::AtMost(0.02),
+    },
+    Target {
         text: "`shm`, one put: at most 0.2 × etcd's median",
         figure: Figure::Quotient(of_tables(TAILWIND, ONE_PUT, Metric::P50), of_tables("etcd", ONE_PUT, Metric::P50)),
         bound: Bound::AtMost(0.2),
@@ -370,11 +391,18 @@ const TARGETS: &[Target] = &[
 const PUTS_30: &str = "puts, 130 B: 30 clients";
 const APPENDS_30: &str = "appends, 130 B: 30 clients";
 const UPDATES: &str = "update-only, 130 B: 1 client";
+const GETS: &str = "C, 130 B: 1 client";
+const GETS_30: &str = "C, 130 B: 30 clients";
 const TAKEN_OVER: &str = "takeover, 10 million keys";
 
 /// A figure of the comparison `tables`.
 const fn of_tables(contestant: &'static str, case: &'static str, metric: Metric) -> Place {
     ("tables", contestant, case, metric)
+}
+
+/// One-sided gets beside lookups.
+const fn beside_lookups(case: &'static str, metric: Metric) -> Figure {
+    Figure::Quotient(of_tables(AT_STANDBY, case, metric), of_tables(LOOKUPS, case, metric))
 }
 
 /// How far puts are ahead of an enemy's, divided by how far plain appends are.

@@ -12,7 +12,7 @@ mod readers;
 mod takeover;
 
 pub(crate) use cleaning::{GETS_CLEANED, GETS_IDLE, PUTS_CLEANED, PUTS_IDLE};
-pub(crate) use mixes::{AT_PRIMARY, RPC_AT_PRIMARY};
+pub(crate) use mixes::{AT_PRIMARY, AT_STANDBY, LOOKUPS, RPC_AT_PRIMARY};
 pub(crate) use puts::{ONE_PUT, RING, RPC, TAILWIND};
 pub(crate) use readers::{FOUR_GET, NOBODY_GETS, READ};
 pub(crate) use takeover::{COLD, LOG, WARM};
@@ -34,8 +34,11 @@ pub(crate) const ABOUT: &str = "Groups that keep a table, with 3 backups. Keys h
     is in the figures. *One put* is by one client, beside one put of Redis with WAIT 2 and of etcd. *Update-only*, *A*, \
     *B* and *C* are mixes of YCSB, with 0, 50, 95 and 100 % of reads; each client is a thread, which waits for each \
     answer. They read *at the primary*, by gets; *at a standby*, by gets that its sidecar answers from a backup's \
-    memory, one-sidedly; or in the *local table* of their own process, which follows at a standby. The backups of these \
-    groups keep closed segments in memory. *Pipelined* puts by one client, while nobody and while 4 clients get keys at \
+    memory, one-sidedly; or in the *local table* of their own process, which follows at a standby. *Lookups* are the \
+    two-sided enemy of gets at a standby: in place of two reads its sidecar sends one message with the key's hash, which \
+    a thread of the backup answers with the record, and puts go over `rpc`. Over `rpc` backups have more to do at rest, \
+    since lines of mirrors are written again in turn; what gets take of backups is also given *beyond rest*. The backups \
+    of these groups keep closed segments in memory. *Pipelined* puts by one client, while nobody and while 4 clients get keys at \
     a standby, which has one processor to itself, with them. CPU is that of the primary's sidecar and of the backups, \
     until they have come to rest. *Cleaning*: the same mix A, with values of 1 KiB, before the table's log is long \
     enough to be cleaned, and while it is cleaned. *Takeover*: the primary is killed (SIGKILL), and the time counts \

@@ -70,10 +70,7 @@ fn about(out: &mut String, results: &Results) {
     }
     line!(out, "| date | {} |", about.date);
     line!(out, "| duration of each measurement | {} % of the usual |", about.effort);
-    line!(out, "| processor | {}, {} cores |", cell_text(&machine.processor), machine.processors);
-    line!(out, "| memory | {:.1} GiB |", machine.memory_gib);
-    line!(out, "| kernel | Linux {} |", machine.kernel);
-    line!(out, "| system | {} |", cell_text(&machine.system));
+    line!(out, "| machine | {} |", cell_text(&machine_text(machine)));
     for comparison in &results.comparisons {
         if let Some(apart) = &comparison.apart {
             line!(out, "| `{}`, apart | {} |", comparison.name, cell_text(&how(apart, machine)));
@@ -88,10 +85,12 @@ fn how(apart: &About, machine: &Machine) -> String {
         text.push_str(&format!(", commit {}", apart.revision));
     }
     if apart.machine != *machine {
-        let Machine { processor, processors, memory_gib, kernel, system } = &apart.machine;
-        text.push_str(&format!(
-            ", on another machine: {processor}, {processors} cores, {memory_gib:.1} GiB, Linux {kernel}, {system}"
-        ));
+        text.push_str(&format!(", on another machine: {}", machine_text(&apart.machine)));
     }
     text
+}
+
+fn machine_text(machine: &Machine) -> String {
+    let Machine { processor, processors, memory_gib, kernel, system } = machine;
+    format!("{processor}, {processors} cores, {memory_gib:.1} GiB, Linux {kernel}, {system}")
 }

@@ -104,7 +104,7 @@ impl Contest {
 
     fn measure(&self, run: &mut Run<'_>, pair: &Pair, size: Size, clients: usize) -> Result<()> {
         let load = Appends { clients, depth: 1, size: size.bytes };
-        let (name, time, at) = (&pair.log.name, run.time() / 2, Some(clients as f64));
+        let (name, time, at) = (&pair.log.name, run.time() / 4, Some(clients as f64));
         let appends = case(APPENDS, size, clients);
         run.say(format!("{name}, {appends}"));
         let figures = costs::measure(&pair.log, &load, time)?;
