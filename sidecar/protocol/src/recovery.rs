@@ -264,7 +264,7 @@ impl Reference {
             let corrupt = || reaching().filter(|copy| !sound(copy));
             let found = found.or_else(|| corrupt().find_map(|copy| ClosedSegment::elsewhere(copy, others)));
             let Some(found) = found else {
-                if last < trims.said && !segments.is_empty() && !trims.any_sound_below(copies, segment) {
+                if last < trims.said && !segments.is_empty() && !trims.any_sound_up_to(copies, segment) {
                     trimmed = last.next();
                     break;
                 }
@@ -328,9 +328,9 @@ impl<'a> Trims<'a> {
         Trims { believed, said, counting }
     }
 
-    /// True if some member that counts holds records of a segment before this one.
-    fn any_sound_below(&self, copies: &Copies<'_>, segment: SegmentId) -> bool {
-        let below = copies.range(..segment).flat_map(|(_, copies)| copies);
+    /// True if some member that counts holds records of this segment, where none reaches the next one, or of one before it.
+    fn any_sound_up_to(&self, copies: &Copies<'_>, segment: SegmentId) -> bool {
+        let below = copies.range(..=segment).flat_map(|(_, copies)| copies);
         let needs =
             |member, copy: &CopyReport| self.counting.get(member).is_some_and(|trimmed| copy.closure.last >= *trimmed);
         below.into_iter().any(|(member, copy)| needs(*member, copy) && is_sound(copy))

@@ -371,6 +371,18 @@ fn one_members_word_excuses_what_nobody_holds() {
     assert_eq!(missing(&[told, gap]), (2, 9));
 }
 
+/// Nobody holds the segment to the end at which the next one begins, but its beginning is there. The liar's copy of the next one
+/// is of a log that an earlier epoch has cut.
+#[test]
+fn one_members_word_excuses_no_copy_that_ends_too_early() {
+    let beginning = copy(1, 1, Closed, 1, 3);
+    let liar = Inventory { trimmed: Lsn(10), ..holds("m0", &[beginning, copy(2, 1, Closed, 6, 9)]) };
+    for witness in [true, false] {
+        let liar = Inventory { witness, ..liar.clone() };
+        assert_eq!(missing(&[liar, holds("m1", &[beginning, empty(2, 5, 4)])]), (1, 5));
+    }
+}
+
 /// A member whose folder was put back has segments that the others have trimmed since, and lacks those in between.
 #[test]
 fn older_copy_does_not_call_for_what_was_trimmed() {
