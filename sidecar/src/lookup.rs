@@ -61,7 +61,7 @@ pub fn follow(question: &[u8], buckets: &[u8]) -> Option<Lead> {
     let newest = of_key.filter_map(|entry| entry.present).max_by_key(|present| present.revision)?;
     let at = window.position(newest.word.new_place()?, SegmentId(u64_at(8)))?;
     let Offset(begin) = at.offset;
-    let end = begin + RECORD_HEADER_SIZE as u32 + newest.length;
+    let end = begin.checked_add(RECORD_HEADER_SIZE as u32)?.checked_add(newest.length)?;
     (end <= window.segment_size().bytes()).then_some(Lead { name: at.segment.0, bytes: begin..end })
 }
 
