@@ -35,7 +35,7 @@ use crate::wake::Wakes;
 const LISTS_PATIENCE: Duration = Duration::from_secs(20);
 /// A group that cannot be read is looked at so often: its certificates age.
 const UNREADABLE_AGAIN: Duration = Duration::from_mins(5);
-/// A reconcile that takes longer is given up, and begun anew.
+/// A reconcile that takes longer is given up, and begun again.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
 
 /// Why a reconcile has not come to its end.

@@ -41,7 +41,7 @@ use status::{contacts, peers};
 pub use context::{Context, Rules};
 pub use handle::AppendLoopHandle;
 
-/// Runs the roles and serves clients for ever. Returns only with an error that a person must see to.
+/// Runs the roles and serves clients. Returns only with an error that an administrator must see to.
 pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::Result<()> {
     let ControlReceivers { outputs, requests } = from_path;
     tokio::select! {

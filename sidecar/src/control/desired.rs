@@ -26,9 +26,9 @@ pub struct DesiredState {
     pub fenced: bool,
     /// Sidecars that only read may do so.
     pub may_read: bool,
-    /// A person has accepted that the log may end early.
+    /// An administrator has accepted that the log may end early.
     pub accept_loss: Option<AcceptedLoss>,
-    /// A person has ordered that this log is recovered from disks.
+    /// An administrator has ordered that this log is recovered from disks.
     pub recover_from_disk: Option<DiskRecovery>,
     /// A standby that shall take over from a primary that is well.
     pub switchover: Option<Switchover>,

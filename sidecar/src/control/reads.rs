@@ -199,7 +199,7 @@ fn parted(next: Lsn, parted: Parted) -> End {
             ErrorCode::BeyondEnd,
             format!(
                 "cannot go on with LSN {next}: by an administrator's order the log was cut after LSN {last}, and what comes there \
-                 now follows other records than those that were sent: begin anew"
+                 now follows other records than those that were sent: begin again"
             ),
         ),
         Parted::OtherLog(log) => End::Refused(
