@@ -156,8 +156,8 @@ show_progress() {
 build_tests() {
     local fresh=$TEST_PROGRAMS.$$
     mkdir -p "$(dirname "$TEST_PROGRAMS")"
-    with_progress cargo test --workspace --features "$FEATURES" --locked --no-run --message-format json-render-diagnostics \
-        >"$fresh" || { rm -f "$fresh" && return 1; }
+    with_progress cargo test --workspace --features "$FEATURES" --locked --no-run --timings \
+        --message-format json-render-diagnostics >"$fresh" || { rm -f "$fresh" && return 1; }
     mv "$fresh" "$TEST_PROGRAMS"
 }
 
