@@ -394,7 +394,8 @@ fn log_larger_than_the_primarys_memory(fabric: &str) {
     assert_eq!(expected, end + 1);
     let closed = group.status(0)["segments"]["closed"].as_u64().unwrap();
     assert!(closed >= SEGMENTS, "{closed} segments are not that many");
-    group.check_logs(&[]).unwrap();
+    // A busy machine may keep a member from lending the next segment in time.
+    group.check_logs(&["member lost"]).unwrap();
 }
 
 fn tailing_while_appending(fabric: &str) {

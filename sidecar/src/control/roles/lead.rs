@@ -29,6 +29,9 @@ use crate::control::sources::Sources;
 use crate::control::status::table::Work;
 use crate::path::{Command, FromTerm};
 
+/// Why a member is lost of which no call and no write has failed. "Segments" in `docs/protocol.md` says what it may hold up, and how
+/// long.
+const TOO_SLOW: &str = "it made no progress for too long";
 /// Pause before a swap of unknown outcome is sent again.
 const SWAP_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause between two searches for a spare.
@@ -227,9 +230,9 @@ impl TermExecutor {
     fn lose(&mut self, seat: Seat) {
         if let Some(tasks) = self.seats.remove(&seat) {
             let member = &tasks.link().member().id;
-            let why = tasks.trouble();
-            tracing::warn!(%member, why = why.as_deref().unwrap_or("unknown"), "member lost");
-            self.context.contacts.lose(member, why);
+            let why = tasks.trouble().unwrap_or_else(|| TOO_SLOW.to_owned());
+            tracing::warn!(%member, %why, "member lost");
+            self.context.contacts.lose(member, Some(why));
         }
         self.refresh_sources();
         self.warn_if_short();
