@@ -43,7 +43,7 @@ mod warm;
 
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::follower::Visit;
-use tailwind_protocol::ids::{Epoch, GroupName};
+use tailwind_protocol::ids::GroupName;
 use tailwind_protocol::table::mirror::MirrorId;
 
 use crate::check::{Checks, broken};
@@ -122,7 +122,7 @@ pub(crate) enum Event {
     /// A getter's question for a position reaches the primary.
     AskPosition(SidecarNo, u32, u64),
     /// A request for a mirror's parts, of this epoch and so many, reaches a backup's host.
-    LendParts(SidecarNo, u32, MirrorId, HostNo, (Epoch, u32)),
+    LendParts(SidecarNo, u32, MirrorId, HostNo, (sides::PartsLending, u32)),
     Sweep,
     Store(Box<StoreCall>),
     InjectFault,

@@ -25,6 +25,7 @@ use super::memory::Pool;
 use super::network::CallId;
 use super::pull::Pulls;
 use super::queue::MS;
+use super::sides::PartsLending;
 use super::{Event, HostNo, SidecarNo, World, group};
 use crate::plan::Plan;
 use crate::random::Random;
@@ -107,6 +108,8 @@ pub(crate) struct Host {
     pub(crate) shares: BTreeMap<Slot, Key>,
     /// Entries of its mirror that have become zeros: in which slot and where, and whose they were.
     pub(super) zeroed: BTreeMap<(Slot, u32), std::rc::Rc<[u8]>>,
+    /// The last lending of its parts.
+    pub(super) parts_lending: PartsLending,
     /// Until then readers count as looking at its board.
     pub(super) followed_until: u64,
     pub(super) keys: u64,
@@ -193,6 +196,7 @@ impl Host {
             ranges: BTreeMap::new(),
             shares: BTreeMap::new(),
             zeroed: BTreeMap::new(),
+            parts_lending: PartsLending::default(),
             keys: 0,
             kernel: 0,
             files,

@@ -16,6 +16,9 @@ pub(super) const PART: u32 = 4096;
 /// Most parts of a backup.
 const PARTS_MAX: u32 = 1024;
 
+/// Which lending of a mirror's parts: the epoch, and its number there.
+pub(super) type PartsLending = (Epoch, u64);
+
 /// The slot of a part.
 pub(super) fn part_slot(part: u32) -> Slot {
     assert!(part < PARTS_MAX, "a backup has fewer parts");
@@ -37,18 +40,22 @@ impl World {
 
     /// As the production daemon does: lends so many parts to the promised epoch, all zero. What was lent before is over, so that
     /// nothing lands any more of what was posted there. `None`: it has not so many, has promised another epoch, or has no memory.
-    pub(super) fn lend_parts(&mut self, no: HostNo, epoch: Epoch, parts: u32) -> Option<Vec<(Slot, Key)>> {
+    pub(super) fn lend_parts(&mut self, no: HostNo, lending: PartsLending, parts: u32) -> Option<Vec<(Slot, Key)>> {
         let promised = self.hosts[no.0].machine()?.promise().epoch;
-        if promised != epoch || parts > self.parts_at(no) || self.hosts[no.0].running != Running::Up {
+        let (wrong, known) = (promised != lending.0 || parts > self.parts_at(no), self.hosts[no.0].parts_lending);
+        // A request that comes late must not make zeros of what has been lent since.
+        if wrong || lending < known || self.hosts[no.0].running != Running::Up {
             return None;
         }
-        (0..parts).map(part_slot).map(|slot| self.lend_part(no, epoch, slot)).collect()
+        self.hosts[no.0].parts_lending = lending;
+        let again = lending == known;
+        (0..parts).map(part_slot).map(|slot| self.lend_part(no, lending.0, slot, again)).collect()
     }
 
-    fn lend_part(&mut self, no: HostNo, epoch: Epoch, slot: Slot) -> Option<(Slot, Key)> {
+    fn lend_part(&mut self, no: HostNo, epoch: Epoch, slot: Slot, again: bool) -> Option<(Slot, Key)> {
         let known = |world: &World| world.hosts[no.0].lendings.get(&slot).map(|lending| (slot, lending.key));
         if known(self).is_some() {
-            if planted::has(Bug::PartsLentOnce) {
+            if again || planted::has(Bug::PartsLentOnce) {
                 return known(self);
             }
             Lent { world: self, no }.release(slot).ok()?;

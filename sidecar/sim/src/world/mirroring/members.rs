@@ -12,7 +12,7 @@ use super::super::host::Running;
 use super::super::lead::Lead;
 use super::super::network::{Answer, RPC_TIMEOUT, Silence};
 use super::super::sidecar::{Notice, Purpose};
-use super::super::sides::PART;
+use super::super::sides::{PART, PartsLending};
 use super::super::{Event, HostNo, SidecarNo, World};
 use super::{ASK_AGAIN, Mirror, Posted, Stage};
 use crate::trace::trace;
@@ -106,7 +106,8 @@ impl World {
     pub(super) fn ask_for_parts(&mut self, of: SidecarNo, lead: &Lead, id: MirrorId) {
         let Some(mirroring) = lead.table.as_ref().and_then(|table| table.mirroring.as_ref()) else { return };
         let Some(mirror) = mirroring.mirrors.get(&id) else { return };
-        let (host, asks) = (mirror.host, (lead.epoch, mirroring.parts));
+        // One that was lent and never written to is asked for again.
+        let (host, asks) = (mirror.host, ((lead.epoch, mirroring.count), mirroring.parts));
         let delay = self.message_delay();
         let life = self.sidecars[of.0].life;
         self.queue.plan(delay, Event::LendParts(of, life, id, host, asks));
@@ -117,12 +118,12 @@ impl World {
         &mut self,
         (of, life, id): (SidecarNo, u32, MirrorId),
         host: HostNo,
-        (epoch, parts): (Epoch, u32),
+        (lending, parts): (PartsLending, u32),
     ) {
         let reached = self.cuts.is_whole(of, host) && self.hosts[host.0].running == Running::Up;
-        let lent = if reached { self.lend_parts(host, epoch, parts) } else { None };
+        let lent = if reached { self.lend_parts(host, lending, parts) } else { None };
         let delay = self.message_delay();
-        self.queue.plan(delay, Event::Sidecar(of, life, Notice::PartsLent(id, epoch, lent)));
+        self.queue.plan(delay, Event::Sidecar(of, life, Notice::PartsLent(id, lending.0, lent)));
     }
 
     pub(in crate::world) fn on_parts_lent(
