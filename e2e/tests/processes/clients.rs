@@ -394,8 +394,8 @@ fn log_larger_than_the_primarys_memory(fabric: &str) {
     assert_eq!(expected, end + 1);
     let closed = group.status(0)["segments"]["closed"].as_u64().unwrap();
     assert!(closed >= SEGMENTS, "{closed} segments are not that many");
-    // A busy machine may keep a member from lending the next segment in time.
-    group.check_logs(&["member lost"]).unwrap();
+    // On a busy machine the disks may not keep up with the appends: then members lend no buffer for a while.
+    group.check_logs(&["member lost", "lends no buffer"]).unwrap();
 }
 
 fn tailing_while_appending(fabric: &str) {
