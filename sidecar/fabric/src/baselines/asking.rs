@@ -86,15 +86,11 @@ impl Reader for MessageReader {
 
 impl ReadOpening for MessageReadOpening {
     fn offer(&self) -> Offer {
-        Offer::Baseline { baseline: self.baseline, socket: self.meeting.name().to_owned() }
+        self.meeting.offer(self.baseline)
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn ReadChannel>, FabricError> {
-        let secret = match answer {
-            ChannelAnswer::Baseline { baseline, secret } if *baseline == self.baseline => secret,
-            _ => return Err(FabricError::mismatch(FabricKind::Baseline(self.baseline), answer.kind())),
-        };
-        let link = self.meeting.receive(secret, SIZES).map_err(FabricError::io("receive the receiver's memory"))?;
+        let link = self.meeting.connect(self.baseline, answer, SIZES)?;
         Ok(Box::new(MessageReadChannel {
             link,
             landing: vec![0; self.landing as usize],

@@ -12,8 +12,11 @@ use rustix::io::retry_on_intr;
 use rustix::net::RecvFlags;
 use tailwind_ring::{SidecarEnd, Sizes};
 
+use crate::error::FabricError;
+use crate::message::{ChannelAnswer, FabricKind, Offer};
 use crate::secret::{SECRET_SIZE, Secret};
 
+use super::Baseline;
 use super::link::{ShmLink, next_connection};
 
 /// How long the receiver's connection may take. It has been made when the answer to the offer arrives.
@@ -36,13 +39,28 @@ impl Meeting {
         Ok(Meeting { name, listener })
     }
 
-    /// The name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// What the receiver is told: the name.
+    pub(super) fn offer(&self, baseline: Baseline) -> Offer {
+        Offer::Baseline { baseline, socket: self.name.clone() }
+    }
+
+    /// The memory that the receiver passes which has answered this.
+    pub(super) fn connect(
+        &self,
+        baseline: Baseline,
+        answer: &ChannelAnswer,
+        sizes: Sizes,
+    ) -> Result<ShmLink, FabricError> {
+        match answer {
+            ChannelAnswer::Baseline { baseline: of, secret } if *of == baseline => {
+                self.receive(secret, sizes).map_err(FabricError::io("receive the receiver's memory"))
+            }
+            _ => Err(FabricError::mismatch(FabricKind::Baseline(baseline), answer.kind())),
+        }
     }
 
     /// Of the processes that connect, the one that presents the secret is the receiver. Blocking, and bounded.
-    pub(super) fn receive(&self, secret: &Secret, sizes: Sizes) -> io::Result<ShmLink> {
+    fn receive(&self, secret: &Secret, sizes: Sizes) -> io::Result<ShmLink> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         loop {
             let Some((socket, left)) = next_connection(&self.listener, deadline)? else { continue };

@@ -84,16 +84,11 @@ impl Sender for MessageSender {
 
 impl Opening for MessageOpening {
     fn offer(&self) -> Offer {
-        Offer::Baseline { baseline: self.baseline, socket: self.meeting.name().to_owned() }
+        self.meeting.offer(self.baseline)
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let secret = match answer {
-            ChannelAnswer::Baseline { baseline, secret } if *baseline == self.baseline => secret,
-            _ => return Err(FabricError::mismatch(FabricKind::Baseline(self.baseline), answer.kind())),
-        };
-        let link = self.meeting.receive(secret, self.baseline.sizes());
-        let link = link.map_err(FabricError::io("receive the receiver's memory"))?;
+        let link = self.meeting.connect(self.baseline, answer, self.baseline.sizes())?;
         Ok(Box::new(MessageChannel::new(link, self.baseline)))
     }
 }
