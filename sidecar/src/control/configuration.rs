@@ -1,4 +1,4 @@
-//! What the config store shows, for what reads or asks elsewhere: who is primary, and who are the members.
+//! What the config store shows, for code that reads or asks elsewhere: who is primary, and who are the members.
 //!
 //! Run by [`run`](crate::run) for as long as the process lives; seen by [`reads`](super::reads), [`status`](super::status), a
 //! primary, for its successor, and a sidecar that only reads. Otherwise the roles ask the store: what they change depends on it.

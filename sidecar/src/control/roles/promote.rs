@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Patience with members whose repair gets no further: an image of 64 MiB, the largest, takes less than a second, and the
 /// flush of one a few.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest pause after a repair that has failed: who has mended the cause should not wait for long.
+/// Longest pause after a repair that has failed: once the cause is mended, nobody should wait for long.
 const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The same trouble is logged at most so often: the first line is the news, the others are for those who look later.
 const SAY_AGAIN: Duration = Duration::from_secs(60);

@@ -17,7 +17,7 @@ use crate::path::Counters;
 
 /// Between two samples.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Samples that are kept: rates are of the last 3 s, so that one sees them change and can still read them.
+/// Samples that are kept: rates are of the last 3 s, so that people see them change and can still read them.
 const SAMPLES: usize = 6;
 
 /// What the counters were.
