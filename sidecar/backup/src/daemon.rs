@@ -51,7 +51,7 @@ pub enum OutputResult {
     /// For the flusher.
     Flush(Job),
     /// For the flusher, after everything that is queued there; done before the next output, or the process must end.
-    FlushLast(Slot, SegmentIdentity, Closure),
+    FlushLast(Slot, SegmentIdentity, Tail),
     /// There is no memory for it, in words for people. It stays due, and nothing may be told to the machine before it is done:
     /// what follows would come first.
     NoRoom(String),
@@ -213,8 +213,8 @@ impl Daemon {
             Output::StartOpenFlush(id, slot, identity, end) => {
                 return Ok(Some(OutputResult::Flush(Job::Open(id, slot, identity, end))));
             }
-            Output::FlushOpen(slot, identity, closure) => {
-                return Ok(Some(OutputResult::FlushLast(slot, identity, closure)));
+            Output::FlushOpen(slot, identity, tail) => {
+                return Ok(Some(OutputResult::FlushLast(slot, identity, tail)));
             }
             Output::Release(slot) => lender.release(slot)?,
             Output::DeleteFile(segment) => {

@@ -1,4 +1,5 @@
-//! How far open segments have been flushed at least: what a file must still hold when the process comes back.
+//! How far open segments have been flushed at least: what a file must still hold when the process comes back. What was
+//! acknowledged of a segment that was damaged when the process ended counts like what was flushed.
 //!
 //! Kept by the [`flusher`](crate::flusher), read at the start by [`start`](crate::start()). A flush is noted here before it is
 //! answered, so an open file that loses at rest what was reported to a caller is missed. It is noted too how many entries the
@@ -168,6 +169,12 @@ impl Flushed {
     pub fn note(&mut self, identity: &SegmentIdentity, end: Offset) {
         let note = (*identity, end);
         self.dirty |= self.notes.insert(identity.segment, note) != Some(note);
+    }
+
+    /// Notes it, unless more is noted of this very segment.
+    pub fn raise(&mut self, identity: &SegmentIdentity, end: Offset) {
+        let noted = self.notes.get(&identity.segment).filter(|(known, _)| known == identity);
+        self.note(identity, noted.map_or(end, |(_, noted)| end.max(*noted)));
     }
 
     /// True when there is a note of this very segment.

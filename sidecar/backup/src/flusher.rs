@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tailwind_protocol::backup::{FlushResult, Input, RequestId, Slot};
 use tailwind_protocol::ids::{LogId, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::scan;
+use tailwind_protocol::scan::{self, Tail};
 use tracing::{info, warn};
 
 use crate::disk::{Disk, NotDeleted};
@@ -217,28 +217,30 @@ impl Flusher {
     }
 
     /// Writes an open segment as it is, the last of all: nothing else is queued. A file that holds more stays: then it is
-    /// the memory that has rotted.
+    /// the memory that has rotted. How far the segment reached is noted in any case.
     pub fn flush_last(
         &mut self,
         buffers: &dyn Buffers,
         slot: Slot,
         identity: &SegmentIdentity,
-        closure: &Closure,
+        tail: &Tail,
     ) -> io::Result<()> {
+        let closure = &tail.closure;
         assert!(self.due().is_none(), "what the protocol decided before is done before");
         self.files.remove(&identity.segment);
         if self.disk.open_end(identity)? > closure.end {
             warn!(segment = %identity.segment, end = %closure.end, "the open segment's file is longer than its buffer: kept");
-            return Ok(());
+            self.flushed.raise(identity, tail.reached());
+            return self.flushed.write();
         }
         if closure.end == Offset(0) {
-            // Not even its header arrived. That it was open here all the same tells that nothing is missing.
-            self.flushed.note(identity, Offset(0));
+            // Not even its header is sound. Where it never arrived, the note tells that nothing is missing.
+            self.flushed.raise(identity, tail.reached());
             return self.flushed.write();
         }
         self.read(buffers, slot, Offset(0), closure.end)?;
         self.disk.write_open(identity, closure, &self.bytes)?;
-        self.flushed.note(identity, closure.end);
+        self.flushed.raise(identity, tail.reached());
         self.flushed.write()?;
         info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "open segment flushed");
         Ok(())

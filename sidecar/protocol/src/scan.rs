@@ -357,6 +357,11 @@ impl Tail {
     pub fn is_damaged(&self) -> bool {
         self.acked > self.closure.end
     }
+
+    /// How far the segment reached at least, even if its bytes are damaged since.
+    pub fn reached(&self) -> Offset {
+        self.acked.max(self.closure.end)
+    }
 }
 
 /// Scans a whole buffer. The bytes after the first bad entry matter in one respect only: they may prove that the bad entry

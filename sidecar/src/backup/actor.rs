@@ -542,9 +542,7 @@ impl Running {
                     return Ok(());
                 }
                 OutputResult::Flush(job) => self.actor.flusher.queue(job)?,
-                OutputResult::FlushLast(slot, identity, closure) => {
-                    self.actor.flusher.flush_last(slot, identity, closure)?
-                }
+                OutputResult::FlushLast(slot, identity, tail) => self.actor.flusher.flush_last(slot, identity, tail)?,
                 OutputResult::Reply(id, reply) => self.reply(id, reply),
                 OutputResult::Finish { complete } => self.finished = Some(complete),
             }

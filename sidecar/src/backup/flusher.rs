@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tailwind_backup::{Flusher, Job};
 use tailwind_protocol::backup::{Input, Slot};
-use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::scan::Tail;
 use tokio::sync::oneshot;
 
 use super::memory::PoolBuffers;
@@ -23,7 +24,7 @@ const REST_AGAIN_AFTER: Duration = Duration::from_secs(1);
 enum Task {
     Do(Job),
     /// Write an open segment as it is, when all before is done, and say so.
-    Last(Slot, SegmentIdentity, Closure, Sender<io::Result<()>>),
+    Last(Slot, SegmentIdentity, Tail, Sender<io::Result<()>>),
 }
 
 /// The thread, seen from the actor. Dropping it lets the thread do what is queued, and end.
@@ -52,9 +53,9 @@ impl FlusherThread {
     }
 
     /// Writes an open segment after everything that is queued, and waits for it.
-    pub(super) fn flush_last(&self, slot: Slot, identity: SegmentIdentity, closure: Closure) -> anyhow::Result<()> {
+    pub(super) fn flush_last(&self, slot: Slot, identity: SegmentIdentity, tail: Tail) -> anyhow::Result<()> {
         let (done, result) = channel();
-        self.send(Task::Last(slot, identity, closure, done))?;
+        self.send(Task::Last(slot, identity, tail, done))?;
         let result = result.recv().context("the flusher thread has ended")?;
         result.with_context(|| format!("flush open segment {}", identity.segment))
     }
@@ -106,12 +107,12 @@ impl<A: Fn(Input)> Worker<A> {
     fn take(&mut self, task: Task) {
         match task {
             Task::Do(job) => self.flusher.queue(job),
-            Task::Last(slot, identity, closure, done) => {
+            Task::Last(slot, identity, tail, done) => {
                 while self.flusher.due().is_some() {
                     self.next_job();
                 }
                 // The actor waits for this; if it is gone, so is the process.
-                let _ = done.send(self.flusher.flush_last(&self.buffers, slot, &identity, &closure));
+                let _ = done.send(self.flusher.flush_last(&self.buffers, slot, &identity, &tail));
             }
         }
     }

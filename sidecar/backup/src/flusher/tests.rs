@@ -6,6 +6,7 @@ use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
 use crate::files::testing::TestFolder;
+use crate::flushed;
 use crate::ledger::Ledger;
 
 const SLOT: Slot = Slot(0);
@@ -110,6 +111,11 @@ impl Fixture {
 
     fn files(&self) -> usize {
         self.disk.folder().names().unwrap().iter().filter(|name| name.starts_with("segment-")).count()
+    }
+
+    /// How far open segments reached, by the notes on disk.
+    fn noted(&self) -> flushed::Open {
+        Flushed::open(self.disk.folder(), true).unwrap().1
     }
 
     fn assert_on_disk(&self, end: u32) {
@@ -300,19 +306,20 @@ fn a_file_longer_than_its_corrupt_buffer_is_kept() {
         "{answers:?}"
     );
     for closure in [rotten, Closure::default()] {
-        fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &closure).unwrap();
+        let tail = Tail { closure, acked: Offset(ends[2]) };
+        fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &tail).unwrap();
         fixture.assert_on_disk(ends[3]);
+        assert_eq!(fixture.noted(), [(identity(), Offset(ends[3]))]);
     }
 }
 
 #[test]
 fn a_flush_is_recorded_before_its_reply() {
     let (mut fixture, ends) = (Fixture::start(), segment().1);
-    let noted = |fixture: &Fixture| Flushed::open(fixture.disk.folder(), true).unwrap().1;
     for end in [ends[0], ends[1], ends[3]] {
         fixture.show(0..end);
         fixture.flush(end);
-        assert_eq!(noted(&fixture), [(identity(), Offset(end))]);
+        assert_eq!(fixture.noted(), [(identity(), Offset(end))]);
     }
     assert!(!fixture.flusher.is_restless());
 }
@@ -372,9 +379,25 @@ fn notes_whose_sync_failed_are_written_again() {
 #[test]
 fn an_empty_open_segment_is_remembered() {
     let mut fixture = Fixture::start();
-    fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &Closure::default()).unwrap();
+    fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &Tail::default()).unwrap();
     let (_, notes, doubts) = Flushed::open(fixture.disk.folder(), true).unwrap();
     assert_eq!((notes, doubts), (vec![(identity(), Offset(0))], vec![]));
+}
+
+/// Only what is sound comes to disk: the rest, which proves it, is in memory alone.
+#[test]
+fn how_far_a_damaged_segment_reached_is_remembered() {
+    for sound in [0, 1] {
+        let (mut fixture, ends) = (Fixture::start(), segment().1);
+        fixture.show(0..ends[3]);
+        let damaged = [27, ends[1] as usize][sound];
+        fixture.buffer.borrow_mut()[damaged] ^= 1;
+        let closure = scan::scan(&fixture.buffer.borrow(), &identity()).closure;
+        let tail = Tail { closure, acked: Offset(ends[2]) };
+        assert_eq!(closure.end, Offset([0, ends[1]][sound]));
+        fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &tail).unwrap();
+        assert_eq!(fixture.noted(), [(identity(), tail.acked)]);
+    }
 }
 
 #[test]

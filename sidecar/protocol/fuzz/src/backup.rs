@@ -319,8 +319,8 @@ impl World {
                 Output::StartQuarantine(slot, identity, closure) => {
                     self.jobs.push(Job::Quarantine(slot, identity, closure));
                 }
-                Output::FlushOpen(_, identity, closure) => {
-                    self.open_files.insert(identity.segment, (identity, closure));
+                Output::FlushOpen(_, identity, tail) => {
+                    self.open_files.insert(identity.segment, (identity, tail.closure));
                 }
                 Output::Release(slot) => {
                     self.writers.remove(&slot);

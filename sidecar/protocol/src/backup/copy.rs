@@ -8,6 +8,7 @@ use crate::config::Durability;
 use crate::ids::{Epoch, Offset};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{CopyReport, CopyState, Purpose};
+use crate::scan::Tail;
 
 /// A buffer of the backup's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -137,7 +138,12 @@ impl Copy {
 
     /// True if a scan found that it ends before what was acknowledged or flushed.
     pub(super) fn is_damaged(&self) -> bool {
-        self.stage == Stage::Recovered && self.acked.max(self.flushed) > self.closure.end
+        self.stage == Stage::Recovered && self.tail().is_damaged()
+    }
+
+    /// Of an open copy: where it ends, and where it must at least end.
+    pub(super) fn tail(&self) -> Tail {
+        Tail { closure: self.closure, acked: self.acked.max(self.flushed) }
     }
 
     /// True if dropping this copy, or replacing it by `image`, may remove records that are held nowhere else. A longer image

@@ -145,10 +145,10 @@ impl Backup {
         let gap = refused.filter(|_| self.promise.durability == Durability::Flushed);
         let readable = |copy: &&Copy| gap.is_none_or(|gap| copy.identity.segment < gap);
         let open = self.copies.values().filter(|copy| copy.stage == Stage::Recovered).filter(readable);
-        let open: Vec<_> = open.filter_map(|copy| Some((copy.slot()?, copy.identity, copy.closure))).collect();
-        for (slot, identity, closure) in open {
-            out.push(Output::FlushOpen(slot, identity, closure));
-            self.record_open(&identity, closure.end, out);
+        let open: Vec<_> = open.filter_map(|copy| Some((copy.slot()?, copy.identity, copy.tail()))).collect();
+        for (slot, identity, tail) in open {
+            out.push(Output::FlushOpen(slot, identity, tail));
+            self.record_open(&identity, tail.reached(), out);
         }
         out.push(Output::Finish { complete: refused.is_none() && self.leaving.is_empty() });
     }

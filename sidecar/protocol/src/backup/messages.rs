@@ -218,8 +218,9 @@ pub enum Output {
     /// zeros or half a record would be written and reported as flushed. A work request may also end in the middle of an
     /// append. What is on disk stays there: a late request may name a smaller offset than an earlier one.
     StartOpenFlush(RequestId, Slot, SegmentIdentity, Offset),
-    /// Write an open segment to disk as it is, now, because the process is about to end.
-    FlushOpen(Slot, SegmentIdentity, Closure),
+    /// Write an open segment to disk as it is, now, because the process is about to end, and record how far it reached: if it is
+    /// damaged, what proves that is not among the bytes that are written.
+    FlushOpen(Slot, SegmentIdentity, Tail),
     /// The slot's lending has ended, and its bytes are a cache from now on: no revocation needs to take them out of anybody's
     /// reach.
     Retain(Slot),
@@ -232,7 +233,7 @@ pub enum Output {
     /// Record durably that these closed segments are now owed, each in place of what was owed of it before.
     /// Failure ends the process.
     Owe(Vec<(SegmentIdentity, Closure)>),
-    /// Record durably that this open segment has a file, which is sound at least up to here. Failure ends the process.
+    /// Record durably that this open segment reached at least this offset, and has a file. Failure ends the process.
     RecordOpen(SegmentIdentity, Offset),
     /// Record durably that these segments are no longer owed, and need no file. Failure ends the process.
     Settle(Vec<SegmentId>),

@@ -31,8 +31,8 @@ pub struct Found {
     pub files: Vec<(SegmentIdentity, Closure)>,
     /// Closed segments that this backup owes, by its ledger.
     pub owed: Vec<(SegmentIdentity, Closure)>,
-    /// How far open segments have been flushed at least, by the notes and the ledger; 0 if one was open and nothing of it was
-    /// flushed.
+    /// How far open segments have been flushed or acknowledged at least, by the notes and the ledger; 0 if one was open and
+    /// nothing of it was.
     pub flushed: Vec<(SegmentIdentity, Offset)>,
     /// Open segments whose files are not understood. They are still in their place.
     pub not_understood: Vec<SegmentId>,
@@ -266,7 +266,7 @@ impl Backup {
                 _ => {
                     let segment = identity.segment;
                     doubts.push(format!(
-                        "segment {segment} was flushed up to byte {end} while it was open, and its file is gone"
+                        "segment {segment} reached byte {end} while it was open, and there is no sound file of it"
                     ));
                     // The note stays as long as the doubt, like the row of a lost buffer. A promise without a log is an older
                     // copy: it does not show whose file this was, so the file stays expected.

@@ -796,11 +796,29 @@ fn first_flush_of_an_open_segment_is_recorded_before_it_is_answered() {
     fixture.scanned = tail(3);
     fixture.out.clear();
     fixture.step(Input::Shutdown);
-    let [.., Output::FlushOpen(_, _, closure), Output::RecordOpen(of, end), Output::Finish { .. }] = &fixture.out[..]
+    let [.., Output::FlushOpen(_, _, found), Output::RecordOpen(of, end), Output::Finish { .. }] = &fixture.out[..]
     else {
         panic!("{:?}", fixture.out)
     };
-    assert_eq!((*of, *end), (identity(1, 5), closure.end));
+    assert_eq!((*of, *end), (identity(1, 5), found.closure.end));
+}
+
+/// What proves that more was acknowledged stands behind what is sound, and does not come to disk.
+#[test]
+fn the_last_process_records_how_far_a_damaged_segment_reached() {
+    let acked = Offset(tail(3).closure.end.0 + 800);
+    for found in [Tail { acked, ..tail(3) }, Tail { acked, ..Tail::default() }] {
+        let mut fixture = promised();
+        fixture.scanned = found;
+        fixture.out.clear();
+        fixture.step(Input::Shutdown);
+        let [.., Output::FlushOpen(_, _, written), Output::RecordOpen(of, end), Output::Finish { .. }] =
+            &fixture.out[..]
+        else {
+            panic!("{:?}", fixture.out)
+        };
+        assert_eq!((*written, *of, *end), (found, identity(1, 5), acked));
+    }
 }
 
 #[test]

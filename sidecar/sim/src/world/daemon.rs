@@ -58,12 +58,12 @@ impl World {
                 process.flusher.queue(job);
                 self.start_flush(no);
             }
-            OutputResult::FlushLast(slot, identity, closure) => {
+            OutputResult::FlushLast(slot, identity, tail) => {
                 self.finish_flushes(no);
                 let host = &mut self.hosts[no.0];
                 let Some(process) = &mut host.process else { return };
                 // The daemon ends rather than say that all is on disk.
-                if let Err(error) = process.flusher.flush_last(&host.pool, slot, &identity, &closure) {
+                if let Err(error) = process.flusher.flush_last(&host.pool, slot, &identity, &tail) {
                     self.die(no, &error.to_string());
                 }
             }
