@@ -250,15 +250,16 @@ impl World {
     /// A part reaches the receiver's memory, if the link, the queue pair and the key still let it.
     pub(crate) fn on_land(&mut self, id: ChannelId, number: u64, nth: usize) {
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
-        let Some(work) = channel.works.get_mut(&number) else { return };
+        let Some(work) = channel.works.get(&number) else { return };
         let cut = self.cuts.data_there.contains(&(channel.from, channel.to)) || self.fabric.cut.contains(&id);
-        if cut && !work.acked {
-            if self.queue.now() < work.due + LINGER_MAX {
+        let due = work.due;
+        if cut && !work.acked || channel.is_behind(number, nth) {
+            if self.queue.now() < due + LINGER_MAX {
                 self.queue.plan(RETRY_PAUSE, Event::Land(id, number, nth));
             }
             return;
         }
-        let Some(range) = work.parts[nth].take() else { return };
+        let Some(range) = channel.works.get_mut(&number).and_then(|work| work.parts[nth].take()) else { return };
         let Some(part) = channel.part(id, number, range) else { return };
         self.fabric.forget_work(id, number);
         self.place(&part);
@@ -343,7 +344,7 @@ impl World {
         if channel.broken {
             return;
         }
-        let Some(work) = channel.works.get_mut(&number) else { return };
+        let Some(work) = channel.works.get(&number) else { return };
         let cut = self.cuts.data_there.contains(&(from, to)) || self.fabric.cut.contains(&id);
         if cut || channel.acks < number {
             // It is sent again until the sender's card gives up.
@@ -584,6 +585,23 @@ fn some_lines(random: &mut Random, at: u32, range: Range<u32>) -> Vec<Range<u32>
 }
 
 impl Channel {
+    /// True while an earlier request, which is tried again, has not written bytes that this part writes too (promise 2).
+    fn is_behind(&self, number: u64, nth: usize) -> bool {
+        let Some(work) = self.works.get(&number) else { return false };
+        let Some(own) = work.parts[nth].as_ref() else { return false };
+        if work.slot != BOARD && part_of(work.slot).is_none() {
+            return false;
+        }
+        let (from, to) = (work.at + own.start, work.at + own.end);
+        let overlaps = |earlier: &Work| {
+            let unplaced = earlier.parts.iter().flatten();
+            unplaced
+                .map(|range| earlier.at + range.start..earlier.at + range.end)
+                .any(|it| it.start < to && from < it.end)
+        };
+        self.works.range(..number).any(|(_, earlier)| earlier.slot == work.slot && overlaps(earlier))
+    }
+
     /// This range of a request, as it is on its way.
     fn part(&self, id: ChannelId, number: u64, range: Range<u32>) -> Option<StaleWrite> {
         let work = self.works.get(&number)?;
