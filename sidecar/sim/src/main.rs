@@ -162,7 +162,10 @@ fn judge(played: &runner::Played) -> anyhow::Result<bool> {
     let mut out = std::io::stdout().lock();
     match &played.end {
         Ok(tally) => writeln!(out, "seed {}: no rule is broken; {} records acknowledged", played.seed, tally.acked)?,
-        Err(rule) => writeln!(out, "seed {}: {rule}", played.seed)?,
+        Err(rule) => {
+            writeln!(out, "seed {}: {rule}", played.seed)?;
+            writeln!(out, "to keep it, a line that begins: {}", played.kept_as)?;
+        }
     }
     Ok(played.end.is_ok())
 }

@@ -18,6 +18,8 @@ pub struct Played {
     pub seed: u64,
     /// What happened, line by line; empty if nobody listened.
     pub story: String,
+    /// How the line begins that keeps it among the [`kept`] seeds.
+    pub kept_as: String,
     /// What happened in numbers, or which rule was broken.
     pub end: Result<Tally, String>,
 }
@@ -38,7 +40,9 @@ fn play_in(seed: u64, mut world: World) -> Played {
         let text = broken.downcast_ref::<String>().cloned();
         text.or_else(|| broken.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
     });
-    Played { seed, story: world.story(), end }
+    let kept_as =
+        std::iter::once(seed.to_string()).chain(world.kind_words().map(str::to_owned)).collect::<Vec<_>>().join(" ");
+    Played { seed, story: world.story(), kept_as, end }
 }
 
 /// A line of the kept seeds: the seed, and how it is to be played. Tables say so in the second word, groups with residents in the

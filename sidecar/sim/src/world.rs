@@ -559,6 +559,13 @@ impl World {
         asked
     }
 
+    /// What a line of the kept seeds says of the group after the number; see [`kept`](crate::runner::kept).
+    pub fn kind_words(&self) -> impl Iterator<Item = &'static str> {
+        let (plan, words) = (&self.plan, ["table:", "residents:", "mirrors:"]);
+        let is_said = [plan.table.is_some(), plan.residents > 0, plan.mirrors.is_some()];
+        words.into_iter().zip(is_said).filter_map(|(word, is_said)| is_said.then_some(word))
+    }
+
     /// The story so far.
     pub fn story(&mut self) -> String {
         self.trace.take()

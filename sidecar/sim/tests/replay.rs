@@ -1,7 +1,7 @@
 //! A seed has one story; and seeds of a kind that is seldom drawn.
 
 use tailwind_sim::plan::Fixed;
-use tailwind_sim::runner::{Wanted, play, play_lying, play_many};
+use tailwind_sim::runner::{Wanted, kept, play, play_lying, play_many};
 use tailwind_sim::world::Lie;
 
 #[test]
@@ -13,6 +13,15 @@ fn same_seed_gives_same_story() {
             assert_eq!(a, b, "seed {seed}, line {nth}");
         }
         assert_eq!((&first.story, &first.end), (&second.story, &second.end), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_kept_line_plays_the_seed_that_it_was_made_of() {
+    for seed in 0..60 {
+        let played = play(seed, false, Fixed::default());
+        let (again, fixed) = kept(&format!("{} S1: why", played.kept_as)).unwrap().unwrap();
+        assert_eq!((again, play(again, false, fixed).end), (seed, played.end), "{}", played.kept_as);
     }
 }
 
