@@ -20,7 +20,7 @@ use super::target::{FIRST_OF_SOCKETS, Target, WAIT_FOR_ANY};
 use super::{counted, tell};
 use crate::options::number;
 
-/// Put, get, delete, list or watch keys of a group that keeps a table.
+/// Put, copy, get, delete, list or watch keys of a group that keeps a table.
 #[derive(Args, Clone, Debug)]
 pub struct TableOptions {
     #[command(subcommand)]
@@ -31,6 +31,8 @@ pub struct TableOptions {
 enum TableCommand {
     /// Give a key a value, and print its revision
     Put(PutOptions),
+    /// Give a key the value that another key has, and print its revision. The value does not pass through this command
+    Copy(CopyOptions),
     /// Write the value of a key, and a newline, to standard output
     Get(GetOptions),
     /// Delete a key, which may be absent already, and print the LSN of the record that does
@@ -52,14 +54,48 @@ struct PutOptions {
     /// The value: up to 65,536 bytes [default: what standard input has]
     #[arg(value_name = "VALUE")]
     value: Option<OsString>,
+    #[command(flatten)]
+    condition: Condition,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Example:\n  Keep what a key has now under another one:\n    tailwind-sidecar table copy config/before config"
+)]
+struct CopyOptions {
+    /// The key that gets the value
+    #[arg(value_name = "KEY")]
+    key: OsString,
+    /// The key that has it
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
+    #[command(flatten)]
+    condition: Condition,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// What a key must have before it is changed.
+#[derive(Args, Clone, Debug)]
+struct Condition {
     /// Only if the key has this revision
     #[arg(long, value_name = "REVISION", value_parser = number::<u64>(1, u64::MAX))]
     if_revision: Option<u64>,
     /// Only if the key is absent
     #[arg(long, conflicts_with = "if_revision")]
     if_absent: bool,
-    #[command(flatten)]
-    target: Target,
+}
+
+impl Condition {
+    /// The revision that is asked for, if any; the inner `None` is an absent key.
+    fn revision(&self) -> Option<Option<Revision>> {
+        match self.if_revision {
+            Some(revision) => Some(Revision::of(Lsn(revision))),
+            None => self.if_absent.then_some(None),
+        }
+    }
 }
 
 #[derive(Args, Clone, Debug)]
@@ -125,6 +161,7 @@ impl ListOptions {
 pub fn run(options: &TableOptions) -> anyhow::Result<()> {
     match &options.command {
         TableCommand::Put(options) => put(options),
+        TableCommand::Copy(options) => copy(options),
         TableCommand::Get(options) => get(options),
         TableCommand::Delete(options) => delete(options),
         TableCommand::List(options) => list(options),
@@ -138,12 +175,23 @@ fn put(options: &PutOptions) -> anyhow::Result<()> {
         None => value_from(io::stdin().lock())?,
     };
     let key = options.key.as_bytes();
-    let apply = match options.if_revision {
-        Some(revision) => Apply::new().put_if(key, &value, Revision::of(Lsn(revision))),
-        None if options.if_absent => Apply::new().put_if(key, &value, None),
+    let apply = match options.condition.revision() {
+        Some(revision) => Apply::new().put_if(key, &value, revision),
         None => Apply::new().put(key, &value),
     };
-    change("put", &options.key, &apply, &options.target)
+    change("put", &options.key, "it", &apply, &options.target)
+}
+
+fn copy(options: &CopyOptions) -> anyhow::Result<()> {
+    let (key, source) = (options.key.as_bytes(), options.source.as_bytes());
+    let apply = match options.condition.revision() {
+        Some(revision) => Apply::new().copy_if(key, source, revision),
+        None => Apply::new().copy(key, source),
+    };
+    let source = options.source.display();
+    // One number stands for the key that is absent and for the source.
+    let absent = if options.condition.if_revision.is_some() { format!("it or {source}") } else { source.to_string() };
+    change(&format!("copy {source} to"), &options.key, &absent, &apply, &options.target)
 }
 
 /// All of an input, if it may be a value.
@@ -160,17 +208,18 @@ fn delete(options: &DeleteOptions) -> anyhow::Result<()> {
         Some(revision) => Apply::new().delete_if(key, Revision::of(Lsn(revision))),
         None => Apply::new().delete(key),
     };
-    change("delete", &options.key, &apply, &options.target)
+    change("delete", &options.key, "it", &apply, &options.target)
 }
 
-/// Carries out a request with one write, and prints the LSN of its record, which is the revision of a put.
-fn change(what: &str, key: &OsStr, apply: &Apply, target: &Target) -> anyhow::Result<()> {
+/// Carries out a request with one operation, and prints the LSN of its record, which is the revision that the key has then.
+/// `absent`: what does not exist where that is why nothing was done.
+fn change(what: &str, key: &OsStr, absent: &str, apply: &Apply, target: &Target) -> anyhow::Result<()> {
     let primary = target.connect()?;
     let _notice = Notice::of_answer("table", primary.socket().to_owned());
     let mut table = Table::over(primary.client)?;
     let applied = table.apply(apply).map_err(|error| match error {
         Error::Mismatch { revision: Some(revision), .. } => anyhow!("it has revision {revision}: nothing was done"),
-        Error::Mismatch { revision: None, .. } => anyhow!("it is absent: nothing was done"),
+        Error::Mismatch { revision: None, .. } => anyhow!("{absent} is absent: nothing was done"),
         error => error.into(),
     });
     let last = applied.with_context(|| format!("{what} {}", key.display()))?.last;

@@ -18,6 +18,11 @@ fn write<'a>(key: &'a str, value: Option<&'a [u8]>, only_if: Option<Expected>) -
     Operation::Write { key: Key::new(key.as_bytes()).unwrap(), written, only_if }
 }
 
+fn copy<'a>(key: &'a str, source: &'a str, only_if: Option<Expected>) -> Operation<'a> {
+    let written = Written::CopyOf(Key::new(source.as_bytes()).unwrap());
+    Operation::Write { key: Key::new(key.as_bytes()).unwrap(), written, only_if }
+}
+
 /// Takes an `Apply` with this operation alone, and returns its number.
 fn expect_apply(peer: &mut Peer, operation: &Operation<'_>) -> u64 {
     let mut bytes = Vec::new();
@@ -44,12 +49,15 @@ fn keyed(peer: &mut Peer, request: u64, first: u64, records: &[KeyedRecord<'_>])
 }
 
 #[test]
-fn put_and_delete_print_the_lsn_of_their_record() {
+fn changes_print_the_lsn_of_their_record() {
     let at = |revision| Some(Expected::from_number(revision));
-    let cases: [(&[&str], _); 5] = [
+    let cases: [(&[&str], _); 8] = [
         (&["put", "a", "one"], write("a", Some(b"one"), None)),
         (&["put", "a", "two", "--if-revision", "7"], write("a", Some(b"two"), at(7))),
         (&["put", "a", "", "--if-absent"], write("a", Some(b""), at(0))),
+        (&["copy", "a", "b"], copy("a", "b", None)),
+        (&["copy", "a", "b", "--if-revision", "7"], copy("a", "b", at(7))),
+        (&["copy", "a", "b", "--if-absent"], copy("a", "b", at(0))),
         (&["delete", "a"], write("a", None, None)),
         (&["delete", "a", "--if-revision", "7"], write("a", None, at(7))),
     ];
@@ -98,6 +106,24 @@ fn changes_that_are_not_made_say_why() {
             answer(peer, request);
         });
         let ended = sidecar.run(&["table", "put", "a", "1", "--if-revision", "7"]);
+        assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(1), "", said));
+    }
+}
+
+#[test]
+fn copies_that_are_not_made_name_what_is_absent() {
+    let cases: [(&[&str], _, _, &str); 3] = [
+        (&[], None, None, "table: copy b to a: b is absent: nothing was done\n"),
+        (&["--if-revision", "7"], Some(7), None, "table: copy b to a: it or b is absent: nothing was done\n"),
+        (&["--if-absent"], Some(0), Some(9), "table: copy b to a: it has revision 9: nothing was done\n"),
+    ];
+    for (args, only_if, now, said) in cases {
+        let sidecar = Sidecar::of_table(move |peer| {
+            let request = expect_apply(peer, &copy("a", "b", only_if.map(Expected::from_number)));
+            let now = now.and_then(|lsn| Revision::of(Lsn(lsn)));
+            peer.send(request, Response::Mismatch(Mismatch { operation: 0, now }));
+        });
+        let ended = sidecar.run(&[&["table", "copy", "a", "b"], args].concat());
         assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(1), "", said));
     }
 }
