@@ -303,7 +303,7 @@ impl FenceNews {
             epoch,
             boot: inventory.boot,
             segments: inventory.copies.len(),
-            last: inventory.copies.last().map_or(Lsn(0), |copy| copy.closure.last),
+            last: inventory.copies.iter().map(|copy| copy.closure.last).max().unwrap_or_default(),
             witness: inventory.witness,
             synced: inventory.synced.map(|synced| synced.last),
         }
