@@ -36,6 +36,23 @@ on_every_fabric!(
     checker_detects_differences,
 );
 
+/// That a primary leads is a sign of life, before its first heartbeat.
+#[test]
+fn standby_that_has_just_started_misses_a_dead_primary() {
+    let test = TestContext::start();
+    let mut setup = test.setup("tcp").unwrap();
+    let times = [("--heartbeat-interval-ms", "10000"), ("--heartbeat-silence-ms", "600000")];
+    setup.sidecar_options.extend(times.map(|(option, ms)| (option, ms.to_owned())));
+    let mut group = test.start_group(setup).unwrap();
+    let old = group.wait_for_primary().unwrap();
+    let standby = 1 - old;
+    group.kill_sidecar(standby).unwrap();
+    group.start_sidecar(standby).unwrap();
+    group.wait("the primary to be heard", |group| !group.status(standby)["primary"]["heard_ms_ago"].is_null()).unwrap();
+    group.kill_sidecar(old).unwrap();
+    group.wait("the standby to lead", |group| group.observer().role(standby) == "primary").unwrap();
+}
+
 /// Over `shm` the primary writes to the buffers' files itself, and the kernel ends it at one that was cut. It says so, and its
 /// successor has everything.
 #[test]

@@ -101,7 +101,8 @@ pub struct PrimaryReport {
     /// `host:port` of its control endpoint. Left out at `/report`, which anybody may read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Milliseconds since it has answered this sidecar; absent at the primary itself, and before it has answered at all.
+    /// Milliseconds since this sidecar has heard it: its last heartbeat, or for a reader, its last answer. Absent at the primary
+    /// itself, and before it has been heard at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms_ago: Option<u64>,
 }

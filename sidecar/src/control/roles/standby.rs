@@ -212,14 +212,17 @@ impl Shell<'_> {
         });
         let client = BackupClient::of_primary(&config.primary, &context.access);
         let request = TermRequest::of(context.group.clone(), config);
+        let (context, primary) = (Arc::clone(context), config.primary.clone());
         self.listening.spawn(async move {
             let why = match client.heartbeats_of(&request).await {
+                // That it leads this term was its first sign of life.
                 Ok(mut heartbeats) => loop {
-                    if let Err(why) = heartbeats.next().await {
-                        break why;
-                    }
+                    context.peers.hear_primary(&primary);
                     if news.send(Input::Heartbeat(round)).await.is_err() {
                         return;
+                    }
+                    if let Err(why) = heartbeats.next().await {
+                        break why;
                     }
                 },
                 Err(error) => error.to_string(),

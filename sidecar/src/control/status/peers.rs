@@ -32,7 +32,7 @@ const PEERS_MAX: usize = 64;
 /// Characters of a reason that are kept.
 const WHY_CHARS_MAX: usize = 300;
 
-/// Who has told this sidecar of itself, and when the primary has answered.
+/// Who has told this sidecar of itself, and when the primary was heard.
 #[derive(Debug, Default)]
 pub struct Peers {
     heard: Mutex<BTreeMap<String, (PeerNote, Instant)>>,
@@ -86,7 +86,13 @@ impl Peers {
         (standbys, readers)
     }
 
-    /// How long ago this primary has answered, if it has.
+    /// This primary has given a sign of life.
+    pub fn hear_primary(&self, primary: &PrimaryRef) {
+        let mut heard = self.primary.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = Some((primary.clone(), Instant::now()));
+    }
+
+    /// How long ago this primary gave a sign of life, if it has.
     pub fn heard_ms_ago(&self, primary: &PrimaryRef) -> Option<u64> {
         let heard = self.primary.lock().unwrap_or_else(PoisonError::into_inner);
         heard.as_ref().filter(|(known, _)| known == primary).map(|(_, at)| ms(at.elapsed()))
@@ -109,10 +115,9 @@ pub async fn tell(context: &Arc<Context>) -> Infallible {
                 None => BackupClient::of_primary(&primary, &context.access),
             };
             match client.call::<PeerNote, Empty>(peer::PATH, &note(context), TELL_TIMEOUT).await {
-                Ok(Empty {}) => {
-                    let mut heard = context.peers.primary.lock().unwrap_or_else(PoisonError::into_inner);
-                    *heard = Some((primary.clone(), Instant::now()));
-                }
+                // A standby goes by the heartbeats, which it would miss.
+                Ok(Empty {}) if context.rules.reader => context.peers.hear_primary(&primary),
+                Ok(Empty {}) => {}
                 Err(why) => tracing::debug!(%why, "failed to tell the primary of this sidecar"),
             }
             known = Some((primary, client));
