@@ -43,8 +43,6 @@ pub use measured::example_metrics;
 
 /// How long the append path may take to describe itself before it counts as hung.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Said of a member that was lost for a reason that nothing has told.
-const LOST_SOMEHOW: &str = "it answers, but its data channel failed, or it kept the others waiting for too long";
 
 /// Asks the append path; `None` if it hangs.
 pub async fn describe(context: &Context) -> Option<Description> {
@@ -219,8 +217,7 @@ fn missing(report: MemberReport, contact: Contact) -> MemberReport {
     let answer = contact.answer.and_then(|(since, answer)| Some((since, answer.err()?)));
     let (since, why) = match (contact.lost, answer) {
         (Some((since, _)), Some((_, why))) => (since, why),
-        (Some((since, why)), None) => (since, why.unwrap_or_else(|| LOST_SOMEHOW.to_owned())),
-        (None, Some((since, why))) => (since, why),
+        (Some((since, why)), None) | (None, Some((since, why))) => (since, why),
         (None, None) => return report,
     };
     let since_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);

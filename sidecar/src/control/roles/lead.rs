@@ -232,7 +232,7 @@ impl TermExecutor {
             let member = &tasks.link().member().id;
             let why = tasks.trouble().unwrap_or_else(|| TOO_SLOW.to_owned());
             tracing::warn!(%member, %why, "member lost");
-            self.context.contacts.lose(member, Some(why));
+            self.context.contacts.lose(member, &why);
         }
         self.refresh_sources();
         self.warn_if_short();

@@ -40,8 +40,8 @@ pub struct Contacts {
 pub struct Contact {
     /// It has a seat at this primary, whose term knows better.
     pub seated: bool,
-    /// Since when it has been lost to this primary, and why if that is known.
-    pub lost: Option<(Instant, Option<String>)>,
+    /// Since when it has been lost to this primary, and why.
+    pub lost: Option<(Instant, String)>,
     /// What came of the last question, and since when it has been so. `None` before the first.
     pub answer: Option<(Instant, Result<(), String>)>,
     /// Why this primary did not take it as a spare.
@@ -54,9 +54,9 @@ impl Contacts {
         self.lock().insert(member.clone(), Contact { seated: true, ..Contact::default() });
     }
 
-    /// It has lost its seat, for this reason if it is known.
-    pub fn lose(&self, member: &MemberId, why: Option<String>) {
-        let lost = Some((Instant::now(), why.as_deref().map(cut)));
+    /// It has lost its seat.
+    pub fn lose(&self, member: &MemberId, why: &str) {
+        let lost = Some((Instant::now(), cut(why)));
         self.lock().insert(member.clone(), Contact { lost, ..Contact::default() });
         self.ask.notify_one();
     }
@@ -217,7 +217,7 @@ mod tests {
         assert!(contacts.of(&b1).seated, "its term knows better");
         let asked = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
-        contacts.lose(&b1, None);
+        contacts.lose(&b1, "too slow");
         contacts.answered(&b1, asked, true, Ok(()));
         assert_eq!(contacts.of(&b1).answer, None, "what it answered before it was lost says nothing");
         contacts.answered(&b1, Instant::now(), true, refused());
@@ -225,7 +225,7 @@ mod tests {
         contacts.answered(&b1, Instant::now(), false, refused());
         let found = contacts.of(&b1);
         let since = began + Duration::from_secs(1);
-        assert_eq!((found.lost, found.answer), (Some((since, None)), Some((since, refused()))));
+        assert_eq!((found.lost, found.answer), (Some((since, "too slow".to_owned())), Some((since, refused()))));
         contacts.answered(&b1, Instant::now(), true, Ok(()));
         assert!(contacts.of(&b1).lost.is_some(), "acks wait for it, whether it answers or not");
         contacts.answered(&b1, Instant::now(), false, Ok(()));
@@ -236,8 +236,8 @@ mod tests {
     fn what_one_term_knew_ends_with_it() {
         let contacts = Contacts::default();
         contacts.seat(&id("b0"));
-        contacts.lose(&id("b1"), Some("x".repeat(1000)));
-        assert_eq!(contacts.of(&id("b1")).lost.unwrap().1.unwrap().len(), WHY_CHARS_MAX);
+        contacts.lose(&id("b1"), &"x".repeat(1000));
+        assert_eq!(contacts.of(&id("b1")).lost.unwrap().1.len(), WHY_CHARS_MAX);
         contacts.refuse(&id("b2"), "it holds another log");
         contacts.forget_seats();
         for name in ["b0", "b1", "b2", "b3"] {
