@@ -19,7 +19,7 @@ use crate::wait::poll;
 use crate::workload::percentile;
 
 /// The label of the node that tests leave alone.
-pub(crate) const KEPT: &str = "tailwind.test/kept";
+pub const KEPT: &str = "tailwind.test/kept";
 /// The image of the loader and the oracle.
 const LOADER: &str = "loader";
 /// Where the oracle listens.

@@ -31,6 +31,16 @@ pub fn sidecar_readiness(pod: &Value) -> Result<HttpResponse> {
     probe(pod, PORT_SIDECAR_PROBES, "/readyz")
 }
 
+/// What this sample of a counter or a gauge is in the sidecar of this pod: `label` is one of its labels, such as `result="value"`.
+pub fn sidecar_metric(pod: &Value, name: &str, label: &str) -> Result<u64> {
+    let page = probe(pod, PORT_SIDECAR_PROBES, "/metrics")?;
+    let page = String::from_utf8(page.body).context("a page that is no text")?;
+    let is_it = |line: &&str| line.split_once('{').is_some_and(|(of, labels)| of == name && labels.contains(label));
+    let line = page.lines().find(is_it).with_context(|| format!("no {name} with {label}"))?;
+    let (_, value) = line.rsplit_once(' ').context("a sample")?;
+    value.parse().with_context(|| line.to_owned())
+}
+
 fn report<T: DeserializeOwned>(pod: &Value, port: u16) -> Result<T> {
     let page = probe(pod, port, report::PATH)?;
     report::read(&page.body, GROUP, text(pod, "/metadata/name")).map_err(|why| anyhow!(why))
