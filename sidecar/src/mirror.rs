@@ -46,6 +46,7 @@ use tailwind_protocol::table::changed::ChangedLines;
 use tailwind_protocol::table::mirror::{MIRRORS_MAX, MirrorId};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::path::Counters;
 use crate::thread::spawn_owned;
 pub use shown::ShownMirrors;
 use thread::MirrorThread;
@@ -116,15 +117,15 @@ pub struct FromThread {
     pub ended: oneshot::Receiver<()>,
 }
 
-/// Starts the thread, without any mirror.
+/// Starts the thread, without any mirror. It counts what it posts.
 ///
 /// # Errors
 /// The system starts no thread.
-pub fn start(index: MirroredIndex) -> io::Result<(Mirroring, FromThread)> {
+pub fn start(index: MirroredIndex, counters: &Arc<Counters>) -> io::Result<(Mirroring, FromThread)> {
     let (commands, inbox) = sync_channel(QUEUED_MAX);
     let (outbox, reports) = mpsc::channel(QUEUED_MAX);
     let (bell, shown) = (Arc::<Bell>::default(), Arc::<ShownMirrors>::default());
-    let thread = MirrorThread::new(index, inbox, outbox, Arc::clone(&bell), Arc::clone(&shown));
+    let thread = MirrorThread::new(index, inbox, outbox, Arc::clone(&bell), Arc::clone(&shown), Arc::clone(counters));
     let ended = spawn_owned("mirror", move || thread.run())?;
     Ok((Mirroring { commands: Some(commands), bell, shown }, FromThread { reports, ended }))
 }

@@ -392,6 +392,17 @@ impl Group {
         line.rsplit_once(' ')?.1.parse().ok()
     }
 
+    /// All samples of a metric of whole numbers on a process's page, with their labels as they stand there; none without an answer.
+    pub fn samples(&self, process: Process, name: &str) -> Vec<(String, u64)> {
+        let page =
+            http::get(self.port(process), "/metrics").ok().and_then(|answer| String::from_utf8(answer.body).ok());
+        let sample = |line: &str| {
+            let (labels, number) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
+            Some((labels.to_owned(), number.parse().ok()?))
+        };
+        page.iter().flat_map(|page| page.lines()).filter_map(sample).collect()
+    }
+
     /// The file of the control token, where there are no certificates.
     pub fn token_file(&self) -> PathBuf {
         self.folder.path().join("control.token")

@@ -123,6 +123,13 @@ fn a_table_with_mirrors_is_cleaned() {
     }
     group.wait("live mirrors after cleaning", are_live).unwrap();
     assert_eq!(metric("tailwind_table_mirror_behind_records"), Some(0));
+    let posted = group.samples(Process::Sidecar(primary), "tailwind_posted_bytes_total");
+    let of = |what: &str| posted.iter().find(|(labels, _)| labels.contains(what)).map_or(0, |(_, bytes)| *bytes);
+    assert!(
+        of("what=\"log\"") > written * group.setup().copies as u64,
+        "{posted:?}: each member has all of {written} bytes"
+    );
+    assert!(of("what=\"mirror\"") > 0, "{posted:?}");
     group.check_logs(&OUTAGE).unwrap();
 }
 

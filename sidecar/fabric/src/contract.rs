@@ -117,6 +117,11 @@ pub trait Receiver: Send {
     fn problem(&self) -> Option<String> {
         None
     }
+    /// Bytes that have been written into this process's memory for what was posted: those of messages where they arrive, and once
+    /// more where they are copied to. `None` where the receiver does not see them, or does not count them.
+    fn written_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The sending half: makes channels and attaches grants. Used by control code, off the append path.

@@ -36,8 +36,8 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         self.lines_due.into_iter().chain(self.primary.news_due(self.acked.0)).min()
     }
 
-    /// Posts a line to each board, if it is time for it, and sees to those that linger.
-    pub(crate) fn publish(&mut self, elapsed: Duration, now: Time) {
+    /// Posts a line to each board, if it is time for it, and sees to those that linger. Returns how many bytes were posted.
+    pub(crate) fn publish(&mut self, elapsed: Duration, now: Time) -> u64 {
         if self.lines_due.is_some_and(|due| due <= elapsed) {
             self.push_lines();
         }
@@ -45,7 +45,8 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         if planted::has(Bug::BoardBeforeAck) {
             (acked, end) = self.waits.last_append().unwrap_or(self.acked);
         }
-        let Some(publication) = self.primary.publish(elapsed, acked, end) else { return };
+        let Some(publication) = self.primary.publish(elapsed, acked, end) else { return 0 };
+        let mut bytes = 0;
         for index in publication.seats() {
             let member = self.members[index].as_mut().expect("a board comes with its channel");
             let board = member.board.as_ref().expect("the machine publishes on lent boards only");
@@ -53,6 +54,7 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             for (at, line) in publication.lines(index) {
                 // Also when its queue is full: it counts as posted, and would never complete.
                 failed = failed.or(member.channel.post_bytes(board, *at, line).err());
+                bytes += line.len() as u64;
             }
             if let Some(why) = failed {
                 self.lose(index, now, why);
@@ -61,6 +63,7 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         if self.lines_linger() {
             self.lines_due.get_or_insert(elapsed + LINGER);
         }
+        bytes
     }
 
     /// Sends the lines that linger.

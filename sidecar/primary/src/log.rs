@@ -37,8 +37,11 @@ pub trait Listener<A, Q> {
     fn acknowledged(&mut self, append: Option<A>, last: Lsn);
     /// This was the primary after the question came.
     fn proved(&mut self, question: Q, proof: Proof);
-    /// Everything up to here is on its way to every member that acks need.
-    fn posted(&mut self, _: Position) {}
+    /// Everything up to here is on its way to every member that acks need; this turn has posted so many bytes of the log, those
+    /// for each member counted.
+    fn posted(&mut self, _: Position, _bytes: u64) {}
+    /// Lines of so many bytes have been posted to members' boards.
+    fn published(&mut self, _bytes: u64) {}
     /// Everything up to here has completed there.
     fn completed(&mut self, _: Position) {}
 }
@@ -201,8 +204,8 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
     /// not acknowledged; and a question is asked of the members after everything that was known when it came.
     pub fn turn(&mut self, moment: Moment, listener: &mut impl Listener<A, Q>) -> Turned {
         let Moment { now, elapsed, ticks } = moment;
-        if self.post(now) {
-            listener.posted(self.primary.positions().posted);
+        if let Some(bytes) = self.post(now) {
+            listener.posted(self.primary.positions().posted, bytes);
             self.note_ridden();
         }
         let polled = self.poll(now);
@@ -218,7 +221,10 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
             self.help_beat(elapsed, now);
         }
         let acked = self.acknowledge(listener);
-        self.publish(elapsed, now);
+        let lines = self.publish(elapsed, now);
+        if lines > 0 {
+            listener.published(lines);
+        }
         self.waits.ask_for_syncs(self.primary.synced(), self.primary.barrier());
         self.answer(now, listener);
         Turned { progress: polled.completed || polled.failed, acked }

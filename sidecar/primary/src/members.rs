@@ -51,16 +51,16 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         self.members.iter_mut().flatten().fold(false, |ready, member| member.channel.arm() | ready)
     }
 
-    /// Posts what is not posted yet, one contiguous range per work request, as far as the channels want it now. Returns true if
-    /// there was anything.
-    pub(crate) fn post(&mut self, now: Time) -> bool {
-        let mut posted = false;
+    /// Posts what is not posted yet, one contiguous range per work request, as far as the channels want it now. Returns
+    /// how many bytes the channels have taken; `None`: there was nothing.
+    pub(crate) fn post(&mut self, now: Time) -> Option<u64> {
+        let mut posted = None;
         for index in 0..MEMBERS_MAX {
             while self.members[index].as_ref().is_some_and(MemberChannel::takes_more)
                 && let Some((segment, from, to)) = self.primary.next_post(index, self.post_bytes_max)
             {
-                self.post_range(index, segment, from.0..to.0, now);
-                posted = true;
+                let bytes = self.post_range(index, segment, from.0..to.0, now);
+                posted = Some(posted.unwrap_or(0) + bytes);
             }
         }
         posted
@@ -77,14 +77,22 @@ impl<F: Fabric, A, Q> PrimaryLog<F, A, Q> {
         }
     }
 
-    fn post_range(&mut self, index: usize, segment: SegmentId, range: Range<u32>, now: Time) {
-        let Some(member) = &mut self.members[index] else { return };
+    /// How many bytes the channel has taken.
+    fn post_range(&mut self, index: usize, segment: SegmentId, range: Range<u32>, now: Time) -> u64 {
+        let Some(member) = &mut self.members[index] else { return 0 };
         let segment = self.segments.iter().find(|open| open.identity.segment == segment);
         let segment = segment.expect("the machine posts from prepared memory only");
         let remote = segment.remotes[index].as_ref().expect("the machine posts to lent buffers only");
+        let bytes = u64::from(range.end - range.start);
         match member.channel.post(remote, &segment.shared, range) {
-            Ok(()) => member.in_flight += 1,
-            Err(error) => self.lose(index, now, error),
+            Ok(()) => {
+                member.in_flight += 1;
+                bytes
+            }
+            Err(error) => {
+                self.lose(index, now, error);
+                0
+            }
         }
     }
 

@@ -90,6 +90,9 @@ pub(super) struct ActorStatus {
     pub(super) tallies: DaemonCounters,
     /// Parts of a mirror that are lent.
     pub(super) mirror_parts_lent: u32,
+    /// Bytes written into its memory, where the fabric counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) written_bytes: Option<u64>,
     /// What this backup must hold and does not, or doubts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) damage: Vec<String>,
@@ -483,6 +486,7 @@ impl Running {
                     counts: daemon.machine().counts(),
                     tallies: daemon.tallies,
                     mirror_parts_lent: self.actor.lent.mirror_parts(),
+                    written_bytes: self.actor.lent.receiver.written_bytes(),
                     damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
                     no_room: self.actor.lent.no_room().map(str::to_owned),

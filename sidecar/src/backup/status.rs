@@ -153,6 +153,10 @@ pub(super) fn metrics(
         "Parts of that memory that are lent now.",
         report.mirror_parts_lent.into(),
     );
+    if let Some(bytes) = report.written_bytes {
+        let help = "Bytes written into this backup's memory by messages and by copies out of these.";
+        now.counter("tailwind_backup_written_bytes_total", help, bytes);
+    }
     now.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
     now.gauge(
         "tailwind_backup_unflushed_bytes_max",
@@ -232,6 +236,8 @@ pub fn example() -> anyhow::Result<Snapshot> {
         counts: Counts::default(),
         tallies: DaemonCounters::default(),
         mirror_parts_lent: 0,
+        // Only in builds that do not ship.
+        written_bytes: None,
         damage: Vec::new(),
         problem: None,
         no_room: None,

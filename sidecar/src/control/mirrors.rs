@@ -215,7 +215,7 @@ impl Keeper {
             let changed = Arc::new(ChangedLines::new(self.term.view.lines(), Lsn(0)));
             let (view, board) = (Arc::clone(&self.term.view), self.term.board);
             let index = MirroredIndex { view, changed: Arc::clone(&changed), part_size: self.need.part_size, board };
-            let (mirroring, from) = mirror::start(index).context("start the mirrors' thread")?;
+            let (mirroring, from) = mirror::start(index, &self.context.shared).context("start the mirrors' thread")?;
             let (reply, noted) = oneshot::channel();
             let bell = Arc::clone(mirroring.bell());
             self.context.path.send(Command::NoteChanges(self.term.epoch, changed, bell, reply));

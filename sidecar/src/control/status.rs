@@ -306,6 +306,13 @@ fn snapshot(context: &Measured<'_>, path: Option<Description>) -> Snapshot {
     now.counter("tailwind_appends_total", "Appends taken: records or batches.", count(&shared.appends));
     now.counter("tailwind_records_total", "Records taken.", count(&shared.records));
     now.counter("tailwind_log_bytes_total", "Bytes of log written, headers included.", count(&shared.bytes));
+    let posted = [
+        ("log", &shared.posted_log_bytes),
+        ("board", &shared.posted_board_bytes),
+        ("mirror", &shared.posted_mirror_bytes),
+    ];
+    let help = "Bytes that this primary has posted to members, those for each member counted, by what they are of.";
+    now.counters("tailwind_posted_bytes_total", help, "what", posted.map(|(what, bytes)| (what, count(bytes))));
     let help = "Bytes of closed segments that this sidecar has copied to members, because these could not pull them.";
     now.counter("tailwind_image_bytes_total", help, count(&shared.image_bytes));
     now.gauge("tailwind_acked_lsn", "LSN of the last acknowledged record.", count(&shared.acked));

@@ -5,10 +5,15 @@
 use std::collections::VecDeque;
 
 use tailwind_fabric::ChannelError;
-use tailwind_protocol::board::mirror::MIRROR_AT;
+use tailwind_protocol::board::{self, mirror::MIRROR_AT};
+use tailwind_protocol::table::acked;
 use tailwind_protocol::table::mirror::{IN_FLIGHT_MAX, MirrorId, Output};
 
 use super::{MirrorMemory, MirroredIndex};
+
+/// Bytes of each write: a line of the index, or one of the board.
+pub(super) const LINE_BYTES: u64 = board::LINE_SIZE as u64;
+const _: () = assert!(board::LINE_SIZE == acked::LINE_SIZE);
 
 /// A mirror's channel, and what is to be posted by it.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! The thread's loop: carries out what the machine [`Mirrors`] wants.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,9 @@ use tailwind_protocol::config::Time;
 use tailwind_protocol::table::mirror::{Input, MIRRORS_MAX, MirrorId, Mirrors, Output, REFRESH_MS};
 use tokio::sync::mpsc;
 
-use super::channel::MirrorChannel;
+use crate::path::Counters;
+
+use super::channel::{LINE_BYTES, MirrorChannel};
 use super::{Bell, Command, MirroredIndex, PAUSE, Report, ShownMirrors};
 
 /// The longest pause between two turns while writes do not complete: a member that hangs keeps no processor busy.
@@ -31,6 +34,7 @@ pub(super) struct MirrorThread {
     reports: mpsc::Sender<Report>,
     bell: Arc<Bell>,
     shown: Arc<ShownMirrors>,
+    counters: Arc<Counters>,
     began: Instant,
     outputs: Vec<Output>,
     /// The next pause while writes do not complete.
@@ -47,11 +51,24 @@ impl MirrorThread {
         reports: mpsc::Sender<Report>,
         bell: Arc<Bell>,
         shown: Arc<ShownMirrors>,
+        counters: Arc<Counters>,
     ) -> MirrorThread {
         let machine = Mirrors::new(Arc::clone(&index.view), Arc::clone(&index.changed), index.part_size);
         let channels = Vec::with_capacity(MIRRORS_MAX);
         let (began, outputs) = (Instant::now(), Vec::new());
-        MirrorThread { index, machine, channels, commands, reports, bell, shown, began, outputs, pause: PAUSE }
+        MirrorThread {
+            index,
+            machine,
+            channels,
+            commands,
+            reports,
+            bell,
+            shown,
+            counters,
+            began,
+            outputs,
+            pause: PAUSE,
+        }
     }
 
     /// Takes turns until the term is over. What is under way then lands or does not: the next epoch's memory is another.
@@ -106,6 +123,7 @@ impl MirrorThread {
     fn pass(&mut self) -> bool {
         let mut moved = false;
         let mut failed: Option<(MirrorId, ChannelError)> = None;
+        let mut lines: u64 = 0;
         for at in 0..self.channels.len() {
             let mirror = self.channels[at].mirror();
             match self.channels[at].poll() {
@@ -120,9 +138,13 @@ impl MirrorThread {
         self.step(Input::Tick);
         for channel in &mut self.channels {
             match channel.post(&self.index) {
-                Ok(posted) => moved |= posted > 0,
+                Ok(posted) => lines += u64::from(posted),
                 Err(why) => failed = Some((channel.mirror(), why)),
             }
+        }
+        if lines > 0 {
+            self.counters.posted_mirror_bytes.fetch_add(lines * LINE_BYTES, Ordering::Relaxed);
+            moved = true;
         }
         // Others that have failed are found by the next pass.
         if let Some((mirror, why)) = failed {

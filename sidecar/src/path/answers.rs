@@ -134,8 +134,13 @@ impl Listener<AppendId, Asker> for Answers<'_> {
         }
     }
 
-    fn posted(&mut self, end: Position) {
+    fn posted(&mut self, end: Position, bytes: u64) {
+        self.counters.posted_log_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.replication.begin(end, 1, Instant::now());
+    }
+
+    fn published(&mut self, bytes: u64) {
+        self.counters.posted_board_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn completed(&mut self, end: Position) {

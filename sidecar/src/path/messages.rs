@@ -208,6 +208,12 @@ pub struct Counters {
     pub appends: AtomicU64,
     /// Bytes of log taken, headers included.
     pub bytes: AtomicU64,
+    /// Bytes of log that were posted to members, those for each of them counted.
+    pub posted_log_bytes: AtomicU64,
+    /// Of lines of boards.
+    pub posted_board_bytes: AtomicU64,
+    /// Of lines of mirrors, and of what boards say of these.
+    pub posted_mirror_bytes: AtomicU64,
     /// Clients connected now. A standby watches it: without an app it lets others go first.
     pub clients: watch::Sender<u64>,
     /// Clients that have a ring.

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
@@ -23,6 +23,7 @@ use tailwind_protocol::table::place::Window;
 use tailwind_protocol::table::record::{Key, Value};
 use tailwind_protocol::table::request::{Apply, Operation, Written};
 use tailwind_sidecar::mirror::{FromThread, MirrorMemory, MirroredIndex, Mirroring, Report, start};
+use tailwind_sidecar::path::Counters;
 
 const WRITER: Writer = Writer(7);
 const BUCKETS: u32 = 300;
@@ -47,6 +48,8 @@ struct Gate {
     shut: Arc<AtomicBool>,
     /// The connection breaks.
     broken: Arc<AtomicBool>,
+    /// Bytes that were posted.
+    posted: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -70,7 +73,9 @@ impl Channel for Gated {
     }
 
     fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
-        self.open()?.post_bytes(remote, at, bytes)
+        self.open()?.post_bytes(remote, at, bytes)?;
+        self.gate.posted.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     fn push(&mut self) {
@@ -164,6 +169,7 @@ struct Primary {
     random: u64,
     mirroring: Option<Mirroring>,
     from: FromThread,
+    counters: Arc<Counters>,
     mirrors: u64,
 }
 
@@ -175,9 +181,10 @@ impl Primary {
         let view = Arc::clone(index.acked_view());
         let changed = Arc::new(ChangedLines::new(view.lines(), Lsn(0)));
         let mirrored = MirroredIndex { view, changed: Arc::clone(&changed), part_size: part_size(), board: board() };
-        let (mirroring, from) = start(mirrored).unwrap();
+        let counters = Arc::<Counters>::default();
+        let (mirroring, from) = start(mirrored, &counters).unwrap();
         let present = vec![false; 1000];
-        Primary { index, changed, last: 0, present, random: 1, mirroring: Some(mirroring), from, mirrors: 0 }
+        Primary { index, changed, last: 0, present, random: 1, mirroring: Some(mirroring), from, counters, mirrors: 0 }
     }
 
     fn mirroring(&self) -> &Mirroring {
@@ -252,6 +259,8 @@ fn a_mirror_becomes_as_the_index_and_stays_so() {
         until("the board says so", || {
             member.told().is_some_and(|told| told.live && told.published == Lsn(primary.last))
         });
+        let counted = || primary.counters.posted_mirror_bytes.load(Ordering::Relaxed);
+        until("every byte is counted", || counted() == member.gate.posted.load(Ordering::Relaxed));
         for _ in 0..20 {
             primary.change(3);
             primary.published();

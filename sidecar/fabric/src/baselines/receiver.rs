@@ -6,6 +6,7 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -52,6 +53,8 @@ pub struct MessageReceiver {
     reading: ReadConnections,
     shares: Arc<Shares>,
     pool: Claim,
+    /// By all channels of `ring`.
+    written: Arc<AtomicU64>,
 }
 
 /// An open channel.
@@ -71,7 +74,8 @@ impl MessageReceiver {
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         let (readers, reading, shares) = (Readers::default(), ReadConnections::default(), Arc::default());
-        Ok(MessageReceiver { baseline, registry, connections: Vec::new(), readers, reading, shares, pool })
+        let (connections, written) = (Vec::new(), Arc::default());
+        Ok(MessageReceiver { baseline, registry, connections, readers, reading, shares, pool, written })
     }
 
     /// The socket of an offer to this receiver.
@@ -138,7 +142,7 @@ impl MessageReceiver {
                 Ok(Connection { writer, socket, applier: None, thread })
             }
             Baseline::Ring => {
-                let applier = Arc::new(Mutex::new(Applier::new(requests, writer)));
+                let applier = Arc::new(Mutex::new(Applier::new(requests, writer, Arc::clone(&self.written))));
                 let shared = Arc::clone(&applier);
                 let thread = thread.spawn(move || {
                     ring::serve(&registry, &shared, &stream);
@@ -203,6 +207,10 @@ impl Receiver for MessageReceiver {
         // What has completed of writers that continue can be read afterwards, too (promise 2).
         self.drain();
         self.stop(|held| held < writer, |registry| registry.revoke_below(writer))
+    }
+
+    fn written_bytes(&self) -> Option<u64> {
+        (self.baseline == Baseline::Ring).then(|| self.written.load(Ordering::Relaxed))
     }
 
     fn sharer(&mut self) -> Option<&mut dyn Sharer> {

@@ -6,7 +6,8 @@
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tailwind_ring::Consumer;
 
@@ -30,6 +31,8 @@ pub(super) struct Applier {
     /// The frame whose bytes are arriving.
     open: Option<Frame>,
     chunk: Vec<u8>,
+    /// Bytes that were written to the log, and those that were copied from there into slots.
+    written: Arc<AtomicU64>,
     /// Nothing is applied any more.
     ended: bool,
 }
@@ -39,8 +42,9 @@ pub(super) struct Applier {
 pub(super) struct Ended;
 
 impl Applier {
-    pub(super) fn new(requests: Consumer, writer: Writer) -> Applier {
-        Applier { requests, frames: Frames::new(writer), open: None, chunk: vec![0; CHUNK_SIZE], ended: false }
+    pub(super) fn new(requests: Consumer, writer: Writer, written: Arc<AtomicU64>) -> Applier {
+        let (frames, chunk) = (Frames::new(writer), vec![0; CHUNK_SIZE]);
+        Applier { requests, frames, open: None, chunk, written, ended: false }
     }
 
     /// Applies what has been published when this is called, at most one log full; how many bytes that was.
@@ -77,8 +81,9 @@ impl Applier {
             self.requests.peek(0, &mut chunk[..size]);
             let taken = self.write(registry, &chunk[..size]);
             self.chunk = chunk;
-            let taken = taken.ok_or(Ended)?;
+            let (taken, copied) = taken.ok_or(Ended)?;
             self.requests.take(taken);
+            self.written.fetch_add((taken + copied) as u64, Ordering::Relaxed);
             if self.requests.release() {
                 wake(socket);
             }
@@ -87,14 +92,17 @@ impl Applier {
         Ok(pending - left)
     }
 
-    /// Writes what `bytes` hold into the slots, in order; how many of them it took, all but a part of a header.
-    fn write(&mut self, registry: &Registry, bytes: &[u8]) -> Option<usize> {
-        let mut taken = 0;
+    /// Writes what `bytes` hold into the slots, in order; how many of them it took, all but a part of a header, and how many are in
+    /// slots now.
+    fn write(&mut self, registry: &Registry, bytes: &[u8]) -> Option<(usize, usize)> {
+        let (mut taken, mut copied) = (0, 0);
         loop {
             let frame = match &mut self.open {
                 Some(frame) => frame,
                 None => {
-                    let Some(header) = bytes[taken..].first_chunk::<HEADER_SIZE>() else { return Some(taken) };
+                    let Some(header) = bytes[taken..].first_chunk::<HEADER_SIZE>() else {
+                        return Some((taken, copied));
+                    };
                     taken += HEADER_SIZE;
                     self.open.insert(self.frames.begin(registry, header)?)
                 }
@@ -104,10 +112,11 @@ impl Applier {
                 return None;
             }
             taken += count;
+            copied += count;
             frame.offset += count as u32;
             frame.left -= count as u32;
             if frame.left > 0 {
-                return Some(taken);
+                return Some((taken, copied));
             }
             self.open = None;
         }

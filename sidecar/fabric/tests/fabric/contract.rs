@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 use crate::suite::{Fabric, Harness};
+#[cfg(feature = "baselines")]
+use crate::suite::{World, complete, eventually};
 use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
 use tailwind_fabric::{Pool, Reader, Receiver, Sender};
@@ -247,6 +249,29 @@ contract_suite!(
     ring_shm: two_sided::Ring, cfg(test);
     rpc_tcp: two_sided::RpcTcp, cfg(test)
 );
+
+/// What `./bench` compares bytes by: `ring` writes each of them twice.
+#[cfg(feature = "baselines")]
+#[test]
+fn a_ring_counts_what_it_writes_and_what_it_copies() {
+    let mut world = World::new(&Fabric::of::<two_sided::Ring>());
+    let (mut channel, remote, local) = (world.channel(1), world.lend(1, 0), world.local(&[7; 4000]));
+    let mut before = 0;
+    let mut header = None;
+    for length in [1000, 3000] {
+        channel.post(&remote, &local, 0..length).unwrap();
+        complete(&mut *channel, 1);
+        let copied =
+            |world: &World| world.receiver.written_bytes().filter(|bytes| *bytes > before + u64::from(2 * length));
+        eventually("it is copied", || copied(&world).is_some());
+        let written = copied(&world).unwrap();
+        let beside = written - before - u64::from(2 * length);
+        assert_eq!(*header.get_or_insert(beside), beside, "of each message the header is written once");
+        before = written;
+    }
+    let world = World::new(&Fabric::of::<two_sided::Rpc>());
+    assert_eq!(world.receiver.written_bytes(), None, "it does not count");
+}
 
 /// Nobody reads from `ring`, or from baselines over TCP.
 mod reading {

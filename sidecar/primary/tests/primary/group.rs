@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tailwind_primary::{Channel, Fabric, Listener, Moment, PrimaryLog, Proof};
 use tailwind_protocol::config::{Configuration, Durability, Kind, MemberRef, PrimaryRef, Time};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, SegmentId, Version};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, Position, SegmentId, Version};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
@@ -81,6 +81,11 @@ impl Link {
     pub(super) fn posted(&self) -> usize {
         self.0.borrow().writes.len()
     }
+
+    /// Bytes that were posted and have not completed.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.borrow().writes.iter().map(|(_, _, bytes)| bytes.len() as u64).sum()
+    }
 }
 
 impl Channel<Plain> for Link {
@@ -125,6 +130,9 @@ pub(super) struct Heard {
     /// Acks of moves.
     pub(super) moves: Vec<Lsn>,
     pub(super) proofs: Vec<(&'static str, Proof)>,
+    /// Bytes of the log, and of boards, that were posted.
+    pub(super) log_bytes: u64,
+    pub(super) board_bytes: u64,
 }
 
 impl Listener<u32, &'static str> for Heard {
@@ -137,6 +145,14 @@ impl Listener<u32, &'static str> for Heard {
 
     fn proved(&mut self, question: &'static str, proof: Proof) {
         self.proofs.push((question, proof));
+    }
+
+    fn posted(&mut self, _: Position, bytes: u64) {
+        self.log_bytes += bytes;
+    }
+
+    fn published(&mut self, bytes: u64) {
+        self.board_bytes += bytes;
     }
 }
 
@@ -229,9 +245,12 @@ impl Group {
     }
 
     pub(super) fn turn(&mut self) -> Heard {
+        self.turn_at(Duration::ZERO)
+    }
+
+    pub(super) fn turn_at(&mut self, elapsed: Duration) -> Heard {
         let mut heard = Heard::default();
-        let moment = Moment { now: Time(0), elapsed: Duration::ZERO, ticks: false };
-        self.log.turn(moment, &mut heard);
+        self.log.turn(Moment { now: Time(0), elapsed, ticks: false }, &mut heard);
         heard
     }
 

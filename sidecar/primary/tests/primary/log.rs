@@ -1,6 +1,7 @@
 //! Appends, questions and syncs.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use tailwind_primary::Proof;
 use tailwind_protocol::config::Time;
@@ -29,6 +30,41 @@ fn an_append_is_acknowledged_when_every_member_has_all_of_it() {
         let append = scanner.next_append().unwrap();
         assert!(append.records().all(|record| record.payload == [1; 200]));
     }
+}
+
+#[test]
+fn the_bytes_posted_to_each_member_are_told() {
+    let mut group = Group::new(2, 64);
+    assert!(group.append(7, &[1; 200]));
+    let heard = group.turn();
+    let posted: u64 = group.links.iter().map(|(_, link)| link.bytes()).sum();
+    assert!(posted > 400, "{posted} bytes of two copies");
+    assert_eq!((heard.log_bytes, heard.board_bytes), (posted, 0));
+    group.complete(0);
+    group.complete(1);
+    assert_eq!(group.turn().log_bytes, 0, "nothing more was posted");
+    // A channel that fails has taken nothing.
+    group.links[1].1.0.borrow_mut().fails = true;
+    assert!(group.append(8, &[1; 200]));
+    let heard = group.turn();
+    assert_eq!(heard.log_bytes, group.links[0].1.bytes());
+}
+
+#[test]
+fn the_bytes_posted_to_boards_are_told() {
+    let mut group = Group::new(2, u32::MAX);
+    for (seat, _) in group.links.clone() {
+        group.log.board_lent(seat, Memory(Rc::default()));
+        group.log.step(Time(0), Input::Followed(seat, true));
+    }
+    assert!(group.append(1, b"record"));
+    assert_eq!(group.turn().board_bytes, 0, "nothing is acknowledged yet");
+    group.complete(0);
+    group.complete(1);
+    let heard = group.turn_at(Duration::from_secs(1));
+    let posted: u64 = group.links.iter().map(|(_, link)| link.bytes()).sum();
+    assert!(posted > 0, "somebody looks at the boards");
+    assert_eq!((heard.log_bytes, heard.board_bytes), (0, posted));
 }
 
 #[test]
