@@ -43,6 +43,7 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },
     Definition { name: "exec", about: exec::ABOUT, run: exec::run },
     Definition { name: "tables", about: tables::ABOUT, run: tables::run },
+    Definition { name: "written", about: tables::written::ABOUT, run: tables::written::run },
 ];
 
 /// The one of this name.

@@ -55,8 +55,8 @@ pub(crate) struct Options {
     /// The sidecar program; found beside this one if not given
     #[arg(long, value_name = "PROGRAM", overrides_with = "program")]
     pub(crate) program: Option<PathBuf>,
-    /// The same program with the feature `baselines` of tailwind-fabric, for the comparisons baselines, neighbours and
-    /// tables
+    /// The same program with the feature `baselines` of tailwind-fabric, for the comparisons baselines, neighbours, tables
+    /// and written
     #[arg(long, value_name = "PROGRAM", overrides_with = "two_sided")]
     pub(crate) two_sided: Option<PathBuf>,
     /// The commit that is measured

@@ -126,6 +126,8 @@ pub(crate) enum Metric {
     LongestGap,
     /// All pauses of appends in which a newcomer could join.
     JoinPause,
+    /// Bytes that a record has written into the memory of one member.
+    Written,
 }
 
 impl Metric {
@@ -161,6 +163,7 @@ impl Metric {
             Metric::LongestGapBefore => "longest gap between acks before, ms",
             Metric::LongestGap => "longest gap while it joins, ms",
             Metric::JoinPause => "appends paused for it, ms",
+            Metric::Written => "written at a member, B/record",
         }
     }
 }

@@ -85,6 +85,6 @@ fn the_comparisons_can_be_listed() {
     let output = bench(&["--list"]);
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
-        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nfollowers\njoining\nneighbours\nexec\ntables\n"
+        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nfollowers\njoining\nneighbours\nexec\ntables\nwritten\n"
     );
 }

@@ -2,6 +2,7 @@
 
 use super::format::{line, number, range, wrap};
 use crate::gate::{Answer, DOUBT, Driver, Gate, NOTICED, Row, Verdict};
+use crate::results::Absent;
 
 /// What became worse, in the first lines.
 pub(crate) fn headline(gate: Option<&Gate>) -> String {
@@ -78,9 +79,22 @@ pub(super) fn table(out: &mut String, gate: &Gate) {
     }
     line!(out);
     if !gate.comparison.absent.is_empty() {
-        let missing = gate.comparison.absent.iter().map(|absent| format!("*{}* ({})", absent.name, absent.why));
-        line!(out, "{}\n", wrap(&format!("Missing: {}.", missing.collect::<Vec<_>>().join("; "))));
+        line!(out, "{}\n", wrap(&format!("Missing: {}.", missing(&gate.comparison.absent))));
     }
+}
+
+/// What is missing, each reason once.
+fn missing(absent: &[Absent]) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for Absent { name, why } in absent {
+        let name = format!("*{name}*");
+        match reasons.iter_mut().find(|(of, _)| of == why) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((why, vec![name])),
+        }
+    }
+    let parts = reasons.into_iter().map(|(why, names)| format!("{} ({why})", names.join(", ")));
+    parts.collect::<Vec<_>>().join("; ")
 }
 
 /// The same for a terminal.
@@ -114,4 +128,16 @@ fn factor(row: &Row) -> String {
 
 fn one_line(text: &str) -> String {
     text.trim().trim_end_matches('.').replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_for_one_reason_stands_together() {
+        let absent = |name: &str, why: &str| Absent { name: name.to_owned(), why: why.to_owned() };
+        let all = [absent("ring, one", "too old"), absent("tcp", "no port"), absent("ring, two", "too old")];
+        assert_eq!(missing(&all), "*ring, one*, *ring, two* (too old); *tcp* (no port)");
+    }
 }

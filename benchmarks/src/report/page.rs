@@ -59,8 +59,8 @@ fn about(out: &mut String, results: &Results) {
     let (about, machine) = (&results.about, &results.about.machine);
     let head = format!(
         "The contestants of a comparison take turns in each of {} rounds, and ratios are made within a round. Across machines, \
-         compare ratios only. Bands in the plots go from the least to the greatest round. [The data](benchmarks/README.md) are \
-         tables with the figures of each round, and say how each comparison is made.",
+         compare ratios only. Bands in the plots go from the least to the greatest round. [The data](benchmarks/README.md) have \
+         each round's figures, and say how each comparison is made.",
         about.rounds
     );
     line!(out, "## How it was measured\n\n{}\n\n| | |\n|---|---|", wrap(&head));

@@ -83,7 +83,7 @@ fn mix_a(run: &Run<'_>, ours: &Ours, zipf: &Arc<Zipf>) -> Result<[Figures; 2]> {
 }
 
 /// Segments that have been cleaned.
-fn cleaned(ours: &Ours) -> Result<u64> {
+pub(super) fn cleaned(ours: &Ours) -> Result<u64> {
     let name = "tailwind_table_cleaned_segments_total";
     ours.group.metric(Process::Sidecar(0), name).with_context(|| format!("{name} of the primary"))
 }

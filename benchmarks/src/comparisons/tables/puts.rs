@@ -39,8 +39,8 @@ const ENTRIES: &[Entry] = &[
 
 /// What is done, and how many clients do it.
 const APPENDS: &str = "appends";
-const PUTS: &str = "puts";
-const CLIENTS: &[usize] = &[1, 30];
+pub(super) const PUTS: &str = "puts";
+pub(super) const CLIENTS: &[usize] = &[1, 30];
 pub(crate) const ONE_PUT: &str = "one put, 128 B";
 /// Bytes of key and value there, as the comparison `peers` has them.
 const ONE_PUT_SIZE: usize = 128;
