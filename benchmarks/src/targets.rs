@@ -306,6 +306,14 @@ const TARGETS: &[Target] = &[
         bound: Bound::AtMost(1.0),
     },
     Target {
+        text: "`shm`, puts of 1 KiB, one client: at most 0.6 × the bytes that `ring` writes at a member",
+        figure: Figure::Quotient(
+            ("written", TAILWIND, PUTS_OF_1_KIB, Metric::Written),
+            ("written", RING, PUTS_OF_1_KIB, Metric::Written),
+        ),
+        bound: Bound::AtMost(0.6),
+    },
+    Target {
         text: "`shm`, update-only, one client: at most the median of `rpc`",
         figure: Figure::Quotient(
             of_tables(AT_PRIMARY, UPDATES, Metric::P50),
@@ -390,6 +398,7 @@ const TARGETS: &[Target] = &[
 
 const PUTS_30: &str = "puts, 130 B: 30 clients";
 const APPENDS_30: &str = "appends, 130 B: 30 clients";
+const PUTS_OF_1_KIB: &str = "puts, 1 KiB: 1 client";
 const UPDATES: &str = "update-only, 130 B: 1 client";
 const GETS: &str = "C, 130 B: 1 client";
 const GETS_30: &str = "C, 130 B: 30 clients";

@@ -24,9 +24,9 @@ pub(crate) const ABOUT: &str = "Bytes that a put of 1 KiB, key and value togethe
     there before, and nothing is cleaned. Counted is everything from one rest of the processes to the next. *Tailwind*: what its \
     primary writes one-sidedly (`tailwind_posted_bytes_total`), so records with their headers, lines of mirrors, and what boards \
     say of these. *ring*, the two-sided enemy of the comparison `baselines`: what its backups count, which are the messages in \
-    their logs, and the records once more where a thread copies them to. Its backups keep no mirrors, and only look at a record \
-    in their cache in between: what that writes is not counted. At both, neither is what clears memory before it is lent, nor \
-    what goes to disks.";
+    their logs, and the records once more where a thread copies them to. Its backups keep no mirrors. \
+    Not counted are, with *ring*, the buffer in which a message is looked at in between, and with both, the zeros with which \
+    memory is lent, and what goes to disks.";
 
 /// A contestant.
 struct Entry {
