@@ -358,7 +358,7 @@ impl Tail {
         self.acked > self.closure.end
     }
 
-    /// How far the segment reached at least, even if its bytes are damaged since.
+    /// How far the segment reached at least, even if its bytes have been damaged since.
     pub fn reached(&self) -> Offset {
         self.acked.max(self.closure.end)
     }

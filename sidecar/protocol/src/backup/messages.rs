@@ -233,7 +233,8 @@ pub enum Output {
     /// Record durably that these closed segments are now owed, each in place of what was owed of it before.
     /// Failure ends the process.
     Owe(Vec<(SegmentIdentity, Closure)>),
-    /// Record durably that this open segment reached at least this offset, and has a file. Failure ends the process.
+    /// Record durably that this open segment reached at least this offset: a start that finds less misses the rest. Failure ends
+    /// the process.
     RecordOpen(SegmentIdentity, Offset),
     /// Record durably that these segments are no longer owed, and need no file. Failure ends the process.
     Settle(Vec<SegmentId>),
