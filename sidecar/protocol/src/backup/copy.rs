@@ -71,7 +71,7 @@ pub struct Copy {
     pub stage: Stage,
     /// Where its valid bytes end, unless it is lent.
     pub closure: Closure,
-    /// For an open copy: everything before was acknowledged; see [`Tail`](crate::scan::Tail).
+    /// For an open copy: everything before was acknowledged; see [`Tail`].
     pub acked: Offset,
     /// For an open copy: everything before was on this backup's disk.
     pub(super) flushed: Offset,

@@ -92,6 +92,9 @@ impl Backup {
         }
         let trimmed = backup.take_files(files, &mut out);
         let (leaving, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, row)| row.leaving().is_some());
+        // Nothing of them is owed any more: that was recorded before their rows were.
+        flushed.retain(|(identity, _)| !leaving.iter().any(|(_, row)| row.identity == *identity));
+        let left: Vec<SegmentId> = leaving.iter().map(|(_, row)| row.identity.segment).collect();
         for (slot, row) in leaving {
             backup.take_out(slot, row.identity, row.leaving().unwrap_or_default(), &mut out);
         }
@@ -102,6 +105,9 @@ impl Backup {
         for (slot, row) in rows {
             backup.on_found(slot, row, &mut out);
         }
+        // The process died before it had seen to their files.
+        let left = left.into_iter().filter(|segment| !backup.copies.contains_key(segment));
+        out.extend(left.map(Output::Quarantine));
         let mut doubted = unreadable;
         for (slot, row) in missing.into_iter().filter(|_| !planted::has(Bug::LostBufferIsFree)) {
             doubted.extend(backup.on_missing(slot, &row, disk_suffices, &mut doubts, &mut out));

@@ -654,6 +654,25 @@ fn promise_older_than_the_owed_segments_is_doubted() {
     }
 }
 
+/// What was dropped is settled before anything of it goes, so that a process that dies in between misses nothing.
+#[test]
+fn an_interrupted_drop_of_a_flushed_segment_is_no_doubt() {
+    let leaving =
+        SlotRow { identity: identity(1, 4), purpose: Purpose::Install, lender: Epoch(4), closed: Some(closure(3)) };
+    let promise =
+        Promise { log: Some(LogId(1)), epoch: Epoch(5), durability: Durability::Flushed, ..Promise::default() };
+    let flushed = vec![(identity(1, 4), closure(3).end)];
+    let mut found = Found { promise, rows: vec![(Slot(0), leaving)], flushed, ..Found::default() };
+    let fixture = Fixture::start(found.clone(), 4);
+    assert!(fixture.backup.is_witness(), "{:?}", fixture.backup.damage());
+    let quarantined = |fixture: &Fixture| fixture.out.contains(&Output::Quarantine(SegmentId(1)));
+    assert!(quarantined(&fixture), "its file goes too: {:?}", fixture.out);
+    let successor = SlotRow { identity: identity(1, 5), purpose: Purpose::Append, lender: Epoch(5), closed: None };
+    found.rows.push((Slot(1), successor));
+    let fixture = Fixture::start(found, 4);
+    assert!(fixture.backup.is_witness() && !quarantined(&fixture), "the file is the successor's: {:?}", fixture.out);
+}
+
 /// The last marks of a segment need not be on disk when it is closed: the file is owed once it is written, and until then a
 /// loss of power leaves an open segment with every record, not a closed one that has lost its end.
 #[test]
