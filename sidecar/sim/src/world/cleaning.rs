@@ -64,11 +64,6 @@ impl Cleaning {
     pub(super) fn doing(&self) -> (Doing, usize) {
         (self.cleaner.doing(), self.cleaner.settling())
     }
-
-    /// The segment that cannot be cleaned for want of a copy.
-    pub(super) fn lacks(&self) -> Option<SegmentId> {
-        if let Doing::Fetching(segment) = self.cleaner.doing() { Some(segment) } else { None }
-    }
 }
 
 fn closed(segment: SegmentId, closure: Closure) -> SegmentRecords {

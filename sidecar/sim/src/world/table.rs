@@ -355,14 +355,11 @@ impl World {
         (!rests(lead)).then(|| format!("a table that is left alone: {:?}, {} segments", doing(), segments()))
     }
 
-    /// Nobody has a sound copy of what the cleaner wants.
+    /// Nobody has a sound copy of a closed segment: the cleaner may want it, a copy of a key's value, or a newcomer.
     pub(super) fn lacks_copies(&self) -> bool {
         let leads = self.sidecars.iter().filter_map(super::sidecar::Sidecar::lead);
-        let mut lacking = leads.filter_map(|lead| {
-            let segment = lead.table.as_ref()?.cleaning.lacks()?;
-            lead.machine().closed().iter().find(|(identity, _)| identity.segment == segment).copied()
-        });
-        lacking.any(|(identity, closure)| !self.hosts.iter().any(|host| has_sound(host, &identity, &closure)))
+        let mut closed = leads.flat_map(|lead| lead.machine().closed());
+        closed.any(|(identity, closure)| !self.hosts.iter().any(|host| has_sound(host, identity, closure)))
     }
 
     /// The app is told that a condition does not hold.
