@@ -218,6 +218,9 @@ pub struct ShareReply<Grant> {
     /// The parts of the mirror, in their order, up to the first that is not lent; empty if they were not asked for.
     #[serde(default = "no_grants", skip_serializing_if = "Vec::is_empty")]
     pub mirror: Vec<Grant>,
+    /// Parts that the backup has for a mirror, lent or not; `None` if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror_parts: Option<u32>,
     /// The segments that are in memory. The others are on disk, to be fetched, or not here.
     pub segments: Vec<SharedSegment<Grant>>,
 }

@@ -616,8 +616,9 @@ impl Running {
             let shared = lent.share(slot, identity.segment)?;
             segments.extend(shared.map(|grant| SharedSegment { identity, closure, grant }));
         }
+        let mirror_parts = request.mirror.then(|| lent.parts().count);
         // It follows, a few at a time: see `Handle::share`.
-        Ok(ShareReply { promised, board, mirror: Vec::new(), segments })
+        Ok(ShareReply { promised, board, mirror: Vec::new(), mirror_parts, segments })
     }
 
     fn fill(&mut self, slot: Slot) -> Result<Filling, Refusal> {

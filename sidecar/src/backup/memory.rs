@@ -365,10 +365,14 @@ impl Lent {
 
     /// Lends a part of the memory for a mirror to the primary of the promised epoch.
     pub(super) fn mirror(&mut self, lending: Lending, part: u32) -> Result<MirrorReply<Grant>, Refusal> {
-        let pool = &self.buffers.0;
-        let Parts { count: parts, size: part_size } = pool.parts();
-        let grant = self.mirror.lend(&mut *self.receiver, pool, lending, part)?;
+        let Parts { count: parts, size: part_size } = self.parts();
+        let grant = self.mirror.lend(&mut *self.receiver, &self.buffers.0, lending, part)?;
         Ok(MirrorReply { parts, part_size, grant })
+    }
+
+    /// The memory that there is for a mirror.
+    pub(super) fn parts(&self) -> Parts {
+        self.buffers.0.parts()
     }
 
     /// How many parts of a mirror are lent.

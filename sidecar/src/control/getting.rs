@@ -69,9 +69,15 @@ async fn visit_member(
         // There is no wish before it is connected.
         _ = wishes.recv() => return,
     };
-    let failed = connected.is_err();
-    bring(context, Brought::Connected(visit, connected.map(Box::new)));
-    if failed {
+    let is_connected = matches!(connected, Ok(Some(_)));
+    bring(
+        context,
+        match connected.transpose() {
+            Some(connected) => Brought::Connected(visit, connected.map(Box::new)),
+            None => Brought::NoMemory(visit),
+        },
+    );
+    if !is_connected {
         return;
     }
     let mut calls = JoinSet::new();
@@ -98,16 +104,14 @@ async fn visit_member(
     bring(context, Brought::Broken(visit, why));
 }
 
-async fn connect(context: &Context, member: &VisitedMember) -> Result<MirrorMemory, String> {
+/// `None` if the member was given no memory for a mirror.
+async fn connect(context: &Context, member: &VisitedMember) -> Result<Option<MirrorMemory>, String> {
     if !context.may_read() {
         return Err(READS_DISABLED.to_owned());
     }
     let channel = member.open(LANDING).await?;
-    let (board, parts) = member.share_mirror(LINES_WITH_MIRROR.end).await?;
-    if parts.is_empty() {
-        return Err("it has no memory for a mirror".to_owned());
-    }
-    Ok(MirrorMemory { channel, board, parts })
+    let Some((board, parts)) = member.share_mirror(LINES_WITH_MIRROR.end).await? else { return Ok(None) };
+    Ok(Some(MirrorMemory { channel, board, parts }))
 }
 
 async fn carry_out(context: &Context, visit: Visit, member: &VisitedMember, wish: Wish) -> Brought {

@@ -259,6 +259,7 @@ impl Getting {
                 _ => close(memory, around),
             },
             Brought::Connected(visit, Err(why)) => self.step(Input::Connected(visit, Err(&why)), around),
+            Brought::NoMemory(visit) => self.step(Input::NoMemory(visit), around),
             Brought::Shared(visit, asked, shared) => match (shared, self.reads_of(visit)) {
                 (Ok(shared), Some(reads)) => {
                     reads.shared(&asked, shared, around.now);

@@ -11,6 +11,7 @@
 //!                       ──one does not verify──▶ Entries, 8 times, then the next member
 //! Record: exactly its bytes ──they are the record──▶ its value    ──another key's──▶ the next such entry, or absent
 //!                           ──else──▶ Entries; the same entry again and no record: the next member
+//! no member has memory for a mirror ──▶ unavailable, at once
 //! after all members ──older allowed──▶ the place before: its value, marked    ──else──▶ unavailable
 //! ```
 //!
@@ -31,7 +32,7 @@ mod visit;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::Configuration;
+use crate::config::{Configuration, MemberRef};
 use crate::follower::Visit;
 use crate::ids::{Epoch, Lsn};
 use crate::planted::{self, Bug};
@@ -52,6 +53,8 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 pub const RECORD_WITHIN: Duration = Duration::from_millis(200);
 /// So often the buckets at one member may have an entry that does not verify.
 pub const UNSOUND_MAX: u32 = 8;
+/// What a get is told that no member can answer, now or later.
+const NO_MIRROR: &str = "no backup has memory for a mirror (backup --mirror)";
 /// Pause before a position is asked for again that nobody could tell.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -128,6 +131,8 @@ pub struct Getter {
     visiting: Option<Visiting>,
     /// The next visit begins then, after a pause of this length.
     revisit: (Duration, Duration),
+    /// Members of the configuration that have no memory for a mirror, and when they said so.
+    without: Vec<(MemberRef, Duration)>,
     /// Everything acknowledged before this moment was published when its mirror was looked at: up to this record. Another mirror
     /// may be behind it.
     covers: Option<(Duration, Lsn)>,
@@ -149,6 +154,7 @@ impl Getter {
             epoch: Epoch(0),
             visiting: None,
             revisit: (Duration::ZERO, visit::REVISIT_MIN),
+            without: Vec::new(),
             covers: None,
         }
     }
@@ -195,6 +201,7 @@ impl Getter {
             Input::Gone(connection) => self.on_gone(connection),
             Input::Told(question, position) => self.on_told(question, position, turn),
             Input::Connected(visit, connected) => self.on_connected(visit, connected, turn),
+            Input::NoMemory(visit) => self.on_no_memory(visit, turn),
             Input::Looked(visit, posted, lines) => self.on_looked(visit, posted, lines, turn),
             Input::Buckets(visit, id, bytes) => self.on_buckets(visit, id, bytes, turn),
             Input::Record(visit, id, bytes) => self.on_record(visit, id, bytes, turn),
@@ -264,11 +271,14 @@ impl Getter {
     }
 
     fn give_up(&mut self, turn: &mut Turn<'_>) {
+        let no_mirror = self.no_member_has_memory(turn.now);
         self.gets.retain(|get| {
-            if get.until <= turn.now {
-                (turn.answer)(get.id, Answer::Unavailable(get.waits_for()));
+            let why = if no_mirror { NO_MIRROR } else { get.waits_for() };
+            let is_over = no_mirror || get.until <= turn.now;
+            if is_over {
+                (turn.answer)(get.id, Answer::Unavailable(why));
             }
-            get.until > turn.now
+            !is_over
         });
     }
 

@@ -104,16 +104,25 @@ impl VisitedMember {
         attach(&self.context.reader, board, size).await
     }
 
-    /// Has the board shared, of which so many bytes are read, and the parts of the mirror; none if it has no mirror.
-    pub(in crate::control) async fn share_mirror(&self, board: u32) -> Result<(Readable, Vec<Readable>), String> {
+    /// Has the board shared, of which so many bytes are read, and the parts of the mirror; `None` if it was given no memory for one.
+    pub(in crate::control) async fn share_mirror(
+        &self,
+        board: u32,
+    ) -> Result<Option<(Readable, Vec<Readable>)>, String> {
         let shared = self.share(true, true, Vec::new()).await?;
+        if shared.mirror_parts == Some(0) {
+            return Ok(None);
+        }
+        if shared.mirror.is_empty() {
+            return Err("it has no mirror".to_owned());
+        }
         let fabric = &self.context.reader;
         let board = attach(fabric, shared.board.ok_or("it has no board")?, board).await?;
         let mut parts = Vec::with_capacity(shared.mirror.len());
         for part in shared.mirror {
             parts.push(attach(fabric, part, 0).await?);
         }
-        Ok((board, parts))
+        Ok(Some((board, parts)))
     }
 
     /// Has segments shared, as far as they are in its memory.

@@ -42,6 +42,8 @@ pub enum Brought {
     Config(Box<Configuration>),
     /// The member that is visited can be read.
     Connected(Visit, Result<Box<MirrorMemory>, String>),
+    /// The member that is visited was given no memory for a mirror.
+    NoMemory(Visit),
     /// Of these segments, those are shared.
     Shared(Visit, Vec<SegmentId>, Result<Vec<(SegmentId, Readable)>, String>),
     /// The bytes that were wanted for this get.

@@ -48,6 +48,7 @@ async fn a_mirror_is_lent_and_shared_until_the_next_fence() {
         let mut channel = primary.connect().await.unwrap();
         let mut getter = Follower::connect(&primary, fabric, 7).await.unwrap();
         assert_eq!(getter.share_mirror().await.unwrap(), [], "nothing is lent");
+        assert_eq!(getter.mirror_parts().await, Some(3), "which is not: it has none");
 
         let first = primary.mirror(0).await.unwrap();
         assert_eq!((first.parts, first.part_size), (3, PART));
@@ -178,7 +179,7 @@ async fn a_backup_without_memory_for_a_mirror_says_so() {
     let MirrorReply { parts, grant, .. } = primary.mirror(0).await.unwrap();
     assert!(parts == 0 && grant.is_none());
     let getter = Follower::connect(&primary, FabricKind::Shm, 7).await.unwrap();
-    assert_eq!(getter.share_mirror().await.unwrap(), []);
+    assert_eq!((getter.share_mirror().await.unwrap(), getter.mirror_parts().await), (vec![], Some(0)));
     let (code, said) = daemon.refuses(&daemon.pool(), &daemon.flush_dir(), &["--mirror", "2GiB"]);
     assert!(code == 2 && said.contains("--mirror 2 GiB is more than"), "{code}: {said}");
 }

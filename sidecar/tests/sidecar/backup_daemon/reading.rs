@@ -116,6 +116,11 @@ impl<'a> Follower<'a> {
         self.ask(ShareRequest { mirror: true, ..self.nothing() }).await.map(|shared| shared.mirror)
     }
 
+    /// How many parts it has for a mirror, lent or not.
+    pub(super) async fn mirror_parts(&self) -> Option<u32> {
+        self.ask(ShareRequest { mirror: true, ..self.nothing() }).await.unwrap().mirror_parts
+    }
+
     fn nothing(&self) -> ShareRequest {
         let Caller { group, log, .. } = self.primary.caller();
         ShareRequest { group, log, reader: self.number, board: false, mirror: false, segments: Vec::new() }

@@ -61,7 +61,7 @@ pub enum Answer<'a> {
     /// The key had this value some time before the one that no member can give; or has it, if that record was only moved. Which
     /// revision it had is not proved: no entry says it, and a record's CRC does not cover its LSN.
     Older(Value<'a>),
-    /// There is no answer within [`PATIENCE`](super::PATIENCE), or at any member; why, for people.
+    /// There is no answer within [`PATIENCE`](super::PATIENCE), or at any member, or none has a mirror; why, for people.
     Unavailable(&'a str),
 }
 
@@ -78,6 +78,8 @@ pub enum Input<'a> {
     Told(u64, Result<Lsn, &'a str>),
     /// Answer to [`Output::Connect`]: there is a read channel, and board and mirror are shared.
     Connected(Visit, Result<(), &'a str>),
+    /// Answer to [`Output::Connect`], too: the member says that it was given no memory for a mirror.
+    NoMemory(Visit),
     /// Answer to [`Output::Look`]: when the read was posted, by the same clock as all moments, and what it found at
     /// [`LINES_WITH_MIRROR`](crate::board::mirror::LINES_WITH_MIRROR).
     Looked(Visit, Duration, &'a [u8]),

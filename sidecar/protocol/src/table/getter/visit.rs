@@ -8,7 +8,7 @@ use crate::config::{Configuration, MemberRef};
 use crate::follower::{LOOK_INTERVAL, STALE_AFTER, Visit};
 use crate::ids::{Epoch, Lsn};
 
-use super::{Getter, Output, Stage, Turn};
+use super::{Getter, Output, PATIENCE, Stage, Turn};
 
 /// Pause between two looks while nothing waits for one.
 const IDLE_INTERVAL: Duration = Duration::from_millis(25);
@@ -96,6 +96,7 @@ impl Getter {
             self.epoch = Epoch(0);
         }
         self.config = Some(config.clone());
+        self.without.retain(|(member, _)| config.members.iter().any(|other| other.is_same(member)));
         self.revisit = (turn.now, REVISIT_MIN);
         if let Some(visiting) = &self.visiting {
             let superseded = visiting.board.is_some_and(|board| board.identity.epoch < config.epoch);
@@ -108,10 +109,36 @@ impl Getter {
     pub(super) fn on_connected(&mut self, visit: Visit, connected: Result<(), &str>, turn: &mut Turn<'_>) {
         if self.awaits(visit, Task::Connect) {
             match connected {
-                Ok(()) => self.look(turn),
+                Ok(()) => {
+                    self.forget_no_memory();
+                    self.look(turn);
+                }
                 Err(why) => self.leave(why, turn),
             }
         }
+    }
+
+    pub(super) fn on_no_memory(&mut self, visit: Visit, turn: &mut Turn<'_>) {
+        if self.awaits(visit, Task::Connect) {
+            self.forget_no_memory();
+            self.without.extend(self.visiting.iter().map(|visiting| (visiting.member.clone(), turn.now)));
+            self.leave("it has no memory for a mirror", turn);
+        }
+    }
+
+    fn forget_no_memory(&mut self) {
+        let Some(visiting) = &self.visiting else { return };
+        self.without.retain(|(member, _)| !member.is_same(&visiting.member));
+    }
+
+    /// Each member has said so not long ago: one that is started again with other options has another incarnation or may keep
+    /// its memory.
+    pub(super) fn no_member_has_memory(&self, now: Duration) -> bool {
+        let Some(config) = &self.config else { return false };
+        let has_none = |member: &MemberRef| {
+            self.without.iter().any(|(other, said)| other.is_same(member) && now < *said + PATIENCE)
+        };
+        !config.members.is_empty() && config.members.iter().all(has_none)
     }
 
     pub(super) fn on_broken(&mut self, visit: Visit, why: &str, turn: &mut Turn<'_>) {

@@ -127,6 +127,14 @@ impl Fixture {
         self.looked(visit, published, true)
     }
 
+    /// Time passes until the next visit begins.
+    fn next_visit(&mut self) -> Visit {
+        self.now = self.getter.wake_at().expect("a visit is to come");
+        let out = self.step(Input::Tick);
+        let [Output::Connect(visit, ..)] = out[..] else { panic!("{out:?}") };
+        visit
+    }
+
     fn write(&mut self, written: Written<'_>) {
         let operations = [Operation::Write { key: Key::new(KEY).unwrap(), written, only_if: None }];
         let staged = self.index.stage(&Apply::new(&operations).unwrap(), |_| None).unwrap();
@@ -392,6 +400,52 @@ fn a_get_that_cannot_be_answered_ends() {
     fixture.now += PATIENCE;
     fixture.step(Input::Tick);
     fixture.answered(&[(1, "unavailable")]);
+}
+
+/// A getter at whose two members there is no memory for a mirror, as both have said; get 1 has been told.
+fn without_mirrors() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.step(Input::Config(&config()));
+    fixture.get(1, 0);
+    let out = fixture.step(Input::NoMemory(V1));
+    assert!(matches!(&out[..], [Output::Leave(V1, _)]), "{out:?}");
+    fixture.answered(&[]);
+    assert_eq!(fixture.next_visit(), V2);
+    fixture.step(Input::NoMemory(V2));
+    fixture.answered(&[(1, "unavailable")]);
+    fixture.get(2, 0);
+    fixture.answered(&[(2, "unavailable")]);
+    fixture
+}
+
+#[test]
+fn a_get_ends_at_once_where_no_member_has_memory() {
+    let mut fixture = without_mirrors();
+    let visit = fixture.next_visit();
+    fixture.step(Input::Connected(visit, Ok(())));
+    fixture.get(3, 0);
+    fixture.answered(&[]);
+    fixture.looked(visit, 5, true);
+    fixture.step(Input::Buckets(visit, GetId(3), &fixture.buckets()));
+    fixture.answered(&[(3, "absent as of 5")]);
+}
+
+#[test]
+fn that_a_member_has_no_memory_holds_for_its_incarnation() {
+    let mut fixture = without_mirrors();
+    let mut config = config();
+    (config.version, config.members[1].boot) = (Version(2), BootId(2));
+    fixture.step(Input::Config(&config));
+    fixture.get(3, 0);
+    fixture.answered(&[]);
+}
+
+#[test]
+fn that_a_member_has_no_memory_holds_for_a_while() {
+    let mut fixture = without_mirrors();
+    fixture.now += PATIENCE;
+    fixture.get(3, 0);
+    fixture.answered(&[]);
 }
 
 #[test]
