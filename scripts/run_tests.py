@@ -2,8 +2,10 @@
 """Runs the test programs that cargo has built, several beside each other, and prints what each printed. Called by ./check.
 
     cargo test --no-run --message-format=json ... >PROGRAMS
-    scripts/run_tests.py PROGRAMS [--only NAME]... [--without NAME]... [--filter TEST]... [--skip TEST]...
+    scripts/run_tests.py PROGRAMS [--only NAME]... [--without NAME]... [--filter TEST]... [--skip-of NAME TEST]...
         [--doc-tests COMMAND...]
+
+NAME is that of a test program; what follows --skip-of is part of the names of tests of this one that do not run.
 
 cargo itself runs one program after the other, and most of what whole groups of processes do is waiting. A program counts as
 failed if it ends otherwise than with 0 and names no failed test. Ends with 1 if anything failed.
@@ -44,7 +46,8 @@ def programs(path):
 
 class Tests:
     def __init__(self, filters, skipped):
-        self.choice = [*filters, *(f"--skip={test}" for test in skipped)]
+        self.filters = filters
+        self.skipped = skipped
         self.lock = threading.Lock()
         self.failed = []
         self.done = 0
@@ -86,7 +89,9 @@ class Tests:
 
         def arguments(name, program, folder):
             threads = THREADS_OF.get(name, THREADS)
-            return name, [program, f"--test-threads={threads}", *self.choice], folder, {"CARGO_MANIFEST_DIR": folder}
+            skipped = [f"--skip={test}" for of, test in self.skipped if of == name]
+            command = [program, f"--test-threads={threads}", *self.filters, *skipped]
+            return name, command, folder, {"CARGO_MANIFEST_DIR": folder}
 
         for program in found:
             if program[0] in ALONE:
@@ -108,7 +113,7 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--without", action="append", default=[])
     parser.add_argument("--filter", action="append", default=[])
-    parser.add_argument("--skip", action="append", default=[])
+    parser.add_argument("--skip-of", nargs=2, action="append", default=[])
     parser.add_argument("--doc-tests", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
     found = [
@@ -118,7 +123,7 @@ def main():
     ]
     if not found:
         sys.exit(f"{options.programs} names no such test program")
-    tests = Tests(options.filter, options.skip)
+    tests = Tests(options.filter, options.skip_of)
     tests.run_all(found, options.doc_tests)
     print("seconds of processor time:")
     for name, seconds in sorted(tests.processor.items(), key=lambda of: -of[1])[:LONGEST_SHOWN]:
