@@ -485,7 +485,7 @@ impl Running {
                     promise: daemon.machine().promise().clone(),
                     counts: daemon.machine().counts(),
                     tallies: daemon.tallies,
-                    mirror_parts_lent: self.actor.lent.mirror_parts(),
+                    mirror_parts_lent: self.actor.lent.mirror_parts_lent(),
                     written_bytes: self.actor.lent.receiver.written_bytes(),
                     damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
@@ -616,7 +616,7 @@ impl Running {
             let shared = lent.share(slot, identity.segment)?;
             segments.extend(shared.map(|grant| SharedSegment { identity, closure, grant }));
         }
-        let mirror_parts = request.mirror.then(|| lent.parts().count);
+        let mirror_parts = request.mirror.then(|| lent.mirror_parts().count);
         // It follows, a few at a time: see `Handle::share`.
         Ok(ShareReply { promised, board, mirror: Vec::new(), mirror_parts, segments })
     }

@@ -365,18 +365,18 @@ impl Lent {
 
     /// Lends a part of the memory for a mirror to the primary of the promised epoch.
     pub(super) fn mirror(&mut self, lending: Lending, part: u32) -> Result<MirrorReply<Grant>, Refusal> {
-        let Parts { count: parts, size: part_size } = self.parts();
+        let Parts { count: parts, size: part_size } = self.mirror_parts();
         let grant = self.mirror.lend(&mut *self.receiver, &self.buffers.0, lending, part)?;
         Ok(MirrorReply { parts, part_size, grant })
     }
 
-    /// The memory that there is for a mirror.
-    pub(super) fn parts(&self) -> Parts {
+    /// The memory that there is for a mirror, lent or not.
+    pub(super) fn mirror_parts(&self) -> Parts {
         self.buffers.0.parts()
     }
 
     /// How many parts of a mirror are lent.
-    pub(super) fn mirror_parts(&self) -> u32 {
+    pub(super) fn mirror_parts_lent(&self) -> u32 {
         self.mirror.lent()
     }
 

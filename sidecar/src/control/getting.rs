@@ -69,15 +69,10 @@ async fn visit_member(
         // There is no wish before it is connected.
         _ = wishes.recv() => return,
     };
-    let is_connected = matches!(connected, Ok(Some(_)));
-    bring(
-        context,
-        match connected.transpose() {
-            Some(connected) => Brought::Connected(visit, connected.map(Box::new)),
-            None => Brought::NoMemory(visit),
-        },
-    );
-    if !is_connected {
+    let Some(connected) = connected.transpose() else { return bring(context, Brought::NoMemory(visit)) };
+    let failed = connected.is_err();
+    bring(context, Brought::Connected(visit, connected.map(Box::new)));
+    if failed {
         return;
     }
     let mut calls = JoinSet::new();

@@ -273,12 +273,11 @@ impl Getter {
     fn give_up(&mut self, turn: &mut Turn<'_>) {
         let no_mirror = self.no_member_has_memory(turn.now);
         self.gets.retain(|get| {
-            let why = if no_mirror { NO_MIRROR } else { get.waits_for() };
-            let is_over = no_mirror || get.until <= turn.now;
-            if is_over {
+            let why = if no_mirror { Some(NO_MIRROR) } else { (get.until <= turn.now).then(|| get.waits_for()) };
+            if let Some(why) = why {
                 (turn.answer)(get.id, Answer::Unavailable(why));
             }
-            !is_over
+            why.is_none()
         });
     }
 

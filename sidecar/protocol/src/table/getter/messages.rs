@@ -61,7 +61,7 @@ pub enum Answer<'a> {
     /// The key had this value some time before the one that no member can give; or has it, if that record was only moved. Which
     /// revision it had is not proved: no entry says it, and a record's CRC does not cover its LSN.
     Older(Value<'a>),
-    /// There is no answer within [`PATIENCE`](super::PATIENCE), or at any member, or none has a mirror; why, for people.
+    /// There is no answer within [`PATIENCE`](super::PATIENCE), or at any member, or none has memory for a mirror; why, for people.
     Unavailable(&'a str),
 }
 

@@ -131,8 +131,7 @@ impl Getter {
         self.without.retain(|(member, _)| !member.is_same(&visiting.member));
     }
 
-    /// Each member has said so not long ago: one that is started again with other options has another incarnation or may keep
-    /// its memory.
+    /// Each member has said so not long ago: one that is started again may have other options, and the same incarnation.
     pub(super) fn no_member_has_memory(&self, now: Duration) -> bool {
         let Some(config) = &self.config else { return false };
         let has_none = |member: &MemberRef| {
