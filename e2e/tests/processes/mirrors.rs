@@ -3,8 +3,8 @@
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tailwind_client::Apply;
 use tailwind_client::blocking::Table;
-use tailwind_client::{Apply, Error};
 use tailwind_e2e::context::TestContext;
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::group::{Group, Process};
@@ -133,18 +133,6 @@ fn a_table_with_mirrors_is_cleaned() {
     group.check_logs(&OUTAGE).unwrap();
 }
 
-/// A standby says that no backup has memory for a mirror, instead of waiting for one. A get that comes while a member has not
-/// been asked waits, so this may take more than one.
-fn gets_end_at_once(group: &Group) {
-    let standby = 1 - group.wait_for_primary().unwrap();
-    wait_for_standby(group, standby, 1 - standby).unwrap();
-    let says_so = |group: &Group| {
-        let got = table(group.observer(), standby).and_then(|mut table| table.get(b"key"));
-        matches!(&got, Err(Error::Retry { message, .. }) if message.contains("backup --mirror"))
-    };
-    group.wait("a get that is told why there is no answer", says_so).unwrap();
-}
-
 #[test]
 fn a_member_without_memory_has_no_mirror() {
     let test = TestContext::start();
@@ -157,7 +145,6 @@ fn a_member_without_memory_has_no_mirror() {
         mirrors.len() == 2 && mirrors.iter().all(|mirror| mirror["state"] == "none" && mirror["why"].is_string())
     };
     group.wait("members that say why they have no mirror", none).unwrap();
-    gets_end_at_once(&group);
     group.signal(Process::Backup(0), Signal::TERM).unwrap();
     group.wait_for_end(Process::Backup(0)).unwrap();
     group.start_backup(0).unwrap();

@@ -233,9 +233,14 @@ fn gets_off_the_primary_need_a_mirror() {
     let (_test, group) = group_with_table("1000");
     let primary = group.wait_for_primary().unwrap();
     let mut standby = table(group.observer(), 1 - primary).unwrap();
-    match standby.get(b"key") {
-        Err(Error::Retry { message, .. }) => assert!(message.contains("no mirror has shown in time"), "{message}"),
+    // Until each backup has been asked a get waits, in vain.
+    let mut told = || match standby.get(b"key") {
+        Err(Error::Retry { message, .. }) => message.contains("no backup has memory for a mirror (backup --mirror)"),
         other => panic!("{other:?}"),
+    };
+    let give_up = Instant::now() + TIMEOUT;
+    while !told() {
+        assert!(Instant::now() < give_up, "no get is told that there is no mirror");
     }
     let mut table = connect(&group);
     let late = Get { least: Some(Lsn(1000)), ..Get::default() };
