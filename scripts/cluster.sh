@@ -13,8 +13,11 @@ others=("${@:2}")
 # One for what must not be lost, three that tests kill. A test that needs another starts node-5.
 NODES=4
 KEPT_LABEL=tailwind.test/kept
-# The test that needs a sidecar of an earlier commit, which takes minutes to build.
-EARLIER_TEST=skew::builds_of_different_ages_work_together
+# The tests that need a sidecar of an earlier commit, which takes minutes to build, by which one (e2e/cluster/earlier_sidecar).
+declare -A EARLIER_TESTS=(
+    [log]=skew::builds_of_different_ages_work_together
+    [table]=tables::tables_of_different_builds_work_together
+)
 LOGS=target/check/cluster
 # How the test program is told what to leave out.
 skipped=()
@@ -37,6 +40,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 main() {
+    local build
     [ -n "${KUBECONFIG:-}" ] || { [ "$(id -u)" -eq 0 ] || stop 'a cluster on this machine needs root'; }
     need_cluster
     need_unmodified
@@ -49,7 +53,9 @@ main() {
         work=$(mktemp -d -t tailwind-cluster.XXXXXX)
         mkdir -p "$work/images"
         pack_images
-        ! is_wanted "$EARLIER_TEST" || pack_earlier_sidecar
+        for build in "${!EARLIER_TESTS[@]}"; do
+            ! is_wanted "${EARLIER_TESTS[$build]}" || pack_earlier_sidecar "$build"
+        done
         start
         export TAILWIND_CLUSTER=$work
     fi
@@ -80,16 +86,17 @@ is_wanted() {
     return 1
 }
 
+# pack_earlier_sidecar log|table
 pack_earlier_sidecar() {
-    local program status=0
-    program=$(e2e/cluster/earlier_sidecar) || status=$?
+    local test=${EARLIER_TESTS[$1]} program status=0
+    program=$(e2e/cluster/earlier_sidecar "$1") || status=$?
     if [ $status -eq 77 ]; then
-        say "cannot run: $EARLIER_TEST: this clone lacks the earlier commit (git fetch --unshallow)"
-        skipped=(--skip "$EARLIER_TEST")
+        say "cannot run: $test: this clone lacks the earlier commit (git fetch --unshallow)"
+        skipped+=(--skip "$test")
         return
     fi
     [ $status -eq 0 ] || return $status
-    NONROOT=yes RDMA=yes TAG=earlier pack sidecar "$program"
+    NONROOT=yes RDMA=yes TAG=earlier-$1 pack sidecar "$program"
 }
 
 # pack NAME PROGRAM...: with the tag e2e, or TAG.

@@ -187,11 +187,24 @@ fn fail_over(group: &OperatedGroup<'_>, what: &str) -> String {
 }
 
 /// The image of a pod's sidecar or backup.
-fn image_of(group: &OperatedGroup<'_>, pod: &str) -> String {
+pub(crate) fn image_of(group: &OperatedGroup<'_>, pod: &str) -> String {
     let pod = group.namespace.pod(pod).unwrap();
     let lists = ["containers", "initContainers"].into_iter().filter_map(|list| pod["spec"][list].as_array());
     let ours = |container: &&Value| ["backup", SIDECAR].contains(&text(container, "/name"));
     text(lists.flatten().find(ours).unwrap(), "/image").to_owned()
+}
+
+/// The app's pod that is not the primary, of two.
+pub(crate) fn standby_of(group: &OperatedGroup<'_>, primary: &str) -> String {
+    names(&group.apps().unwrap()).into_iter().find(|name| name != primary).unwrap()
+}
+
+/// Removes a pod of the app and waits until there is another; which one that is.
+pub(crate) fn replace_app(group: &OperatedGroup<'_>, pod: &str, wait: impl FnOnce()) -> String {
+    let known = names(&group.apps().unwrap());
+    group.namespace.remove_pod(pod).unwrap();
+    wait();
+    names(&group.apps().unwrap()).difference(&known).next().cloned().unwrap()
 }
 
 /// A group of an earlier build becomes one of today's, pod by pod: in every mixture on the way it loses a member and gets it back,
@@ -199,7 +212,7 @@ fn image_of(group: &OperatedGroup<'_>, pod: &str) -> String {
 #[test]
 fn builds_of_different_ages_work_together() {
     let Some(cluster) = Cluster::join_own("builds_of_different_ages_work_together").unwrap() else { return };
-    let (earlier, today) = (format!("{}:earlier", image_name("sidecar")), image("sidecar"));
+    let (earlier, today) = (format!("{}:earlier-log", image_name("sidecar")), image("sidecar"));
     let group = OperatedGroup::prepare(&cluster, "builds").unwrap();
     let mut asked = spec(2);
     (asked["image"], asked["updateStrategy"]) = (json!(earlier), json!("OnDelete"));
@@ -207,17 +220,11 @@ fn builds_of_different_ages_work_together() {
     group.start_apps(2).unwrap();
     group.wait_until_whole(2).unwrap();
     group.change(&json!({"spec": {"image": today}})).unwrap();
-    let new_pod = |pod: &str| {
-        let known: BTreeSet<String> = names(&group.apps().unwrap());
-        group.namespace.remove_pod(pod).unwrap();
-        group.wait_for_takeover().unwrap();
-        names(&group.apps().unwrap()).difference(&known).next().cloned().unwrap()
-    };
-    let standby = |primary: &str| names(&group.apps().unwrap()).into_iter().find(|name| name != primary).unwrap();
+    let new_pod = |pod: &str| replace_app(&group, pod, || drop(group.wait_for_takeover().unwrap()));
 
     // Today's standby beside an earlier primary and earlier backups, and then in its place.
     let (_, primary) = group.wait_for_takeover().unwrap();
-    let app = new_pod(&standby(&primary));
+    let app = new_pod(&standby_of(&group, &primary));
     assert_eq!((image_of(&group, &app), image_of(&group, &primary)), (today.clone(), earlier.clone()));
     assert_eq!(fail_over(&group, "today's sidecar takes over from an earlier one"), app);
     let members = group.members().unwrap();

@@ -1,5 +1,6 @@
 //! Groups that keep a table: their pods' sidecars are given its size, a key that was put outlives the primary's pod, mirrors answer
-//! gets while every node loses its power in turn, a full table is enlarged, and the status tells of all that.
+//! gets while every node loses its power in turn, a full table is enlarged, builds of different ages keep one table, and the status
+//! tells of all that.
 
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tailwind_crds::{LogKind, ReplicaGroupStatus, TableStatus};
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
-use tailwind_e2e::cluster::namespace::{KEPT, image};
+use tailwind_e2e::cluster::namespace::{KEPT, image, image_name};
 use tailwind_e2e::cluster::operated::{GROUP, OperatedGroup, SIDECAR, spec};
 use tailwind_e2e::cluster::reports::{sidecar_metric, sidecar_report};
 use tailwind_e2e::context::note;
@@ -15,6 +16,7 @@ use tailwind_report::table::{MirrorState, TableReport};
 
 use crate::operated::{condition, outage_and};
 use crate::service::primary_with_standby;
+use crate::skew::{image_of, replace_app, standby_of};
 
 /// Name of the app's container: what one of this name prints is for people, and no log.
 const APP: &str = "loader";
@@ -319,5 +321,71 @@ fn a_full_table_is_enlarged() {
     for key in ["full/0".to_owned(), format!("full/{}", keys - 1)] {
         wait_for_gets(&group, &standby, &key, &"0".repeat(15_000));
     }
+    group.finish_without_log(&outage_and(&[])).unwrap();
+}
+
+/// Kills the primary's sidecar until this pod's leads: one that is back at once may lead again.
+fn hand_over_to(group: &OperatedGroup<'_>, pod: &str) {
+    while primary_with_mirrors(group, 2) != pod {
+        let epoch = group.get().unwrap()["status"]["log"]["epoch"].as_u64();
+        group.namespace.kill_container(&primary(group).unwrap(), SIDECAR).unwrap();
+        group.wait_for("a newer epoch", |group| group["status"]["log"]["epoch"].as_u64() > epoch).unwrap();
+    }
+}
+
+/// A group of an earlier build becomes one of today's, pod by pod. In every mixture on the way a key is put, and it and all earlier
+/// ones are shown out of mirrors: both builds lead, stand by and keep mirrors, each beside the other.
+#[test]
+fn tables_of_different_builds_work_together() {
+    let Some(cluster) = Cluster::join_own("tables_of_different_builds_work_together").unwrap() else { return };
+    let (earlier, today) = (format!("{}:earlier-table", image_name("sidecar")), image("sidecar"));
+    let group = OperatedGroup::prepare(&cluster, "ages").unwrap();
+    let mut asked = table(2);
+    (asked["image"], asked["updateStrategy"]) = (json!(earlier), json!("OnDelete"));
+    group.ask_for(asked).unwrap();
+    group.start_apps_of(2, app(IDLE)).unwrap();
+    let first = primary_with_mirrors(&group, 2);
+    group.change(&json!({"spec": {"image": today}})).unwrap();
+
+    let mut keys = Vec::new();
+    // Whose primary, standby and backups there are is checked: `E` for the earlier build, `T` for today's.
+    let mut put_and_get = |mixture: &str| {
+        let primary = primary_with_mirrors(&group, 2);
+        let pods = [primary.clone(), standby_of(&group, &primary)].into_iter().chain(group.members().unwrap());
+        let build = |pod: String| if image_of(&group, &pod) == today { 'T' } else { 'E' };
+        let mut found: Vec<char> = pods.map(build).collect();
+        found[2..].sort_unstable();
+        assert_eq!(found.into_iter().collect::<String>(), mixture, "primary, standby, backups");
+        put(&group, mixture, "here", None);
+        keys.push(mixture.to_owned());
+        for key in &keys {
+            wait_for_gets(&group, &getters(&group, 1, None), key, "here");
+        }
+        note(&format!("{mixture}: {} keys out of mirrors", keys.len()));
+    };
+    let replace_backup = |number: usize| {
+        let version = |group: &Value| group["status"]["log"]["version"].as_u64();
+        let before = version(&group.get().unwrap());
+        group.namespace.remove_pod(&group.members().unwrap()[number]).unwrap();
+        group.wait_for("the backup to leave", |group| version(group) > before).unwrap();
+    };
+
+    put_and_get("EEEE");
+    let new = replace_app(&group, &standby_of(&group, &first), || drop(primary_with_mirrors(&group, 2)));
+    put_and_get("ETEE");
+    hand_over_to(&group, &new);
+    put_and_get("TEEE");
+    replace_backup(0);
+    put_and_get("TEET");
+    hand_over_to(&group, &first);
+    put_and_get("ETET");
+    let members = group.members().unwrap();
+    replace_backup(members.iter().position(|member| image_of(&group, member) == earlier).unwrap());
+    put_and_get("ETTT");
+    hand_over_to(&group, &new);
+    put_and_get("TETT");
+    replace_app(&group, &first, || drop(primary_with_mirrors(&group, 2)));
+    put_and_get("TTTT");
+    wait_for_keys(&group, 8, MEMORY);
     group.finish_without_log(&outage_and(&[])).unwrap();
 }
