@@ -3,9 +3,10 @@
 
     cargo test --no-run --message-format=json ... >PROGRAMS
     scripts/run_tests.py PROGRAMS [--only NAME]... [--without NAME]... [--filter TEST]... [--skip-of NAME TEST]...
-        [--doc-tests COMMAND...]
+        [--first NAME TEST]... [--doc-tests COMMAND...]
 
-NAME is that of a test program; what follows --skip-of is part of the names of tests of this one that do not run.
+NAME is that of a test program. What follows --skip-of is part of the names of tests of this one that do not run; the test that
+follows --first runs all the same, and begins before all others.
 
 cargo itself runs one program after the other, and most of what whole groups of processes do is waiting. A program counts as
 failed if it ends otherwise than with 0 and names no failed test. Ends with 1 if anything failed.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 # Programs beside each other, and tests beside each other in each: the tests of whole groups wait most of their time, so more run
 # than there are processors.
-PROGRAMS = 3
+PROGRAMS = 4
 THREADS = 2
 # What takes longest begins first; by the names of cargo's targets.
 LONGEST = ["processes", "planted_bugs", "sidecar", "exhaustive"]
@@ -45,9 +46,10 @@ def programs(path):
 
 
 class Tests:
-    def __init__(self, filters, skipped):
+    def __init__(self, filters, skipped, first):
         self.filters = filters
         self.skipped = skipped
+        self.first = first
         self.lock = threading.Lock()
         self.failed = []
         self.done = 0
@@ -93,12 +95,19 @@ class Tests:
             command = [program, f"--test-threads={threads}", *self.filters, *skipped]
             return name, command, folder, {"CARGO_MANIFEST_DIR": folder}
 
+        def first_ones(name, program, folder):
+            tests = [test for of, test in self.first if of == name]
+            command = [program, f"--test-threads={THREADS}", "--exact", *tests]
+            return name, command, folder, {"CARGO_MANIFEST_DIR": folder}
+
         for program in found:
             if program[0] in ALONE:
                 self.run(*arguments(*program))
         with concurrent.futures.ThreadPoolExecutor(PROGRAMS) as pool:
             beside = [program for program in sorted(found, key=rank) if program[0] not in ALONE]
-            runs = [pool.submit(self.run, *arguments(*program)) for program in beside]
+            begin_first = {name for name, _ in self.first}
+            runs = [pool.submit(self.run, *first_ones(*program)) for program in beside if program[0] in begin_first]
+            runs += [pool.submit(self.run, *arguments(*program)) for program in beside]
             if doc_tests:
                 # Cargo itself must not have it: ring's build script would run again, and all that depends on it be compiled again.
                 runs.append(pool.submit(self.run, "doc tests", doc_tests, os.getcwd(), {}))
@@ -114,6 +123,7 @@ def main():
     parser.add_argument("--without", action="append", default=[])
     parser.add_argument("--filter", action="append", default=[])
     parser.add_argument("--skip-of", nargs=2, action="append", default=[])
+    parser.add_argument("--first", nargs=2, action="append", default=[])
     parser.add_argument("--doc-tests", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
     found = [
@@ -123,7 +133,7 @@ def main():
     ]
     if not found:
         sys.exit(f"{options.programs} names no such test program")
-    tests = Tests(options.filter, options.skip_of)
+    tests = Tests(options.filter, options.skip_of, options.first)
     tests.run_all(found, options.doc_tests)
     print("seconds of processor time:")
     for name, seconds in sorted(tests.processor.items(), key=lambda of: -of[1])[:LONGEST_SHOWN]:

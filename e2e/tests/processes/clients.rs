@@ -362,7 +362,7 @@ impl Input for Large {
 
 fn log_larger_than_the_primarys_memory(fabric: &str) {
     /// Seven of these records fill a segment.
-    const SEGMENTS: u64 = 1500;
+    const SEGMENTS: u64 = 600;
     /// What the primary may keep beyond what it had at the start: six segments, three more for the reader and what it
     /// fetches ahead, a client's inbox and outbox of a megabyte, an entry for each closed segment, and the allocator's slack.
     const BOUND: u64 = 16 << 20;

@@ -85,7 +85,7 @@ fn a_position_at_a_standby_shows_every_append(fabric: &str) {
     let mut leader = turn_of(&group, start_app(group.observer().clone(), primary));
     let (mut known, mut followed) = (Known::default(), Counters::default());
     let (mut asks, mut follows) = (group.client(standby, false).unwrap(), group.client(standby, false).unwrap());
-    let times = rounds(20) * 100;
+    let times = rounds(12) * 100;
     for time in 1..=times {
         leader.increment(&mut known, &mut test.random, 1, 1).unwrap();
         let position = asks.position().unwrap();

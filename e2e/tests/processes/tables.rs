@@ -2,7 +2,7 @@
 //! other kind of group is refused at both ends.
 //!
 //! Segments are of 64 KiB and the memory is the least that a table may have, so that the cleaner is nearly always at work.
-//! [`table_kills`](super::table_kills) kills what a table runs on.
+//! [`killed_tables`](super::killed_tables) kills what a table runs on.
 
 use std::collections::BTreeMap;
 use std::fs;
