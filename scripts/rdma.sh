@@ -2,7 +2,7 @@
 # What needs an RDMA device, in virtual machines that have one. Part of ./check.
 #   scripts/rdma.sh               all of it: fabric, processes, machines
 #   scripts/rdma.sh fabric        the fabric's contract and libibverbs' own tests
-#   scripts/rdma.sh processes     whole groups in one machine, whose processes die
+#   scripts/rdma.sh processes [MODULE...]  whole groups in one machine, whose processes die: these modules' tests
 #   scripts/rdma.sh machines [NAME...]  groups over several machines, which die: the tests with one of these in their name
 #   scripts/rdma.sh --report      measures instead: our writes and reads beside perftest's, and the CPU time of a backup
 # TAILWIND_ROUNDS is the number of rounds of each test in e2e/tests/processes/kills.rs: 1 by default, 30 for a night.
@@ -10,6 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 rounds=${TAILWIND_ROUNDS:-1}
+# Modules of e2e/tests/processes.
+MODULES=(kills killed_tables follows damaged_reads pulls mirrors gets)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,8 +21,13 @@ main() {
     install_missing
     case ${1:-} in
         --report) report ;;
-        '') build_tests && suite fabric processes && machines ;;
-        fabric | processes) build_tests && suite "$1" ;;
+        '') build_tests && suite fabric "${MODULES[@]}" && machines ;;
+        fabric) build_tests && suite fabric ;;
+        processes)
+            shift
+            [ $# -gt 0 ] || set -- "${MODULES[@]}"
+            build_tests && suite "$@"
+            ;;
         machines) build_tests && machines "${@:2}" ;;
         *) stop "scripts/rdma.sh: no part is named $1: fabric, processes, machines or --report" ;;
     esac
@@ -39,7 +46,7 @@ report() {
         e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,rdma_report} ib_write_bw ib_read_bw
 }
 
-# suite PART...: in one machine.
+# suite fabric|MODULE...: in one machine.
 suite() {
     take fabric
     take processes
