@@ -45,6 +45,15 @@ def programs(path):
         yield message["target"]["name"], message["executable"], str(Path(message["manifest_path"]).parent)
 
 
+def check_names(found, named):
+    """Stops where a name is that of no test: after a test has been renamed it would run nowhere, or twice."""
+    for name, test in named:
+        for _, executable, _ in filter(lambda program: program[0] == name, found):
+            listed = subprocess.run([executable, "--list", test], capture_output=True, text=True, check=True).stdout
+            if ": test" not in listed:
+                sys.exit(f"{name} has no test whose name contains {test}")
+
+
 class Tests:
     def __init__(self, filters, skipped, first):
         self.filters = filters
@@ -89,25 +98,25 @@ class Tests:
         def rank(program):
             return LONGEST.index(program[0]) if program[0] in LONGEST else len(LONGEST)
 
-        def arguments(name, program, folder):
-            threads = THREADS_OF.get(name, THREADS)
-            skipped = [f"--skip={test}" for of, test in self.skipped if of == name]
-            command = [program, f"--test-threads={threads}", *self.filters, *skipped]
-            return name, command, folder, {"CARGO_MANIFEST_DIR": folder}
+        def arguments(program, threads, *chosen):
+            name, executable, folder = program
+            return name, [executable, f"--test-threads={threads}", *chosen], folder, {"CARGO_MANIFEST_DIR": folder}
 
-        def first_ones(name, program, folder):
-            tests = [test for of, test in self.first if of == name]
-            command = [program, f"--test-threads={THREADS}", "--exact", *tests]
-            return name, command, folder, {"CARGO_MANIFEST_DIR": folder}
+        def first_ones(program):
+            return arguments(program, THREADS, "--exact", *(test for of, test in self.first if of == program[0]))
+
+        def others(program):
+            skipped = [f"--skip={test}" for of, test in self.skipped if of == program[0]]
+            return arguments(program, THREADS_OF.get(program[0], THREADS), *self.filters, *skipped)
 
         for program in found:
             if program[0] in ALONE:
-                self.run(*arguments(*program))
+                self.run(*others(program))
         with concurrent.futures.ThreadPoolExecutor(PROGRAMS) as pool:
             beside = [program for program in sorted(found, key=rank) if program[0] not in ALONE]
             begin_first = {name for name, _ in self.first}
-            runs = [pool.submit(self.run, *first_ones(*program)) for program in beside if program[0] in begin_first]
-            runs += [pool.submit(self.run, *arguments(*program)) for program in beside]
+            runs = [pool.submit(self.run, *first_ones(program)) for program in beside if program[0] in begin_first]
+            runs += [pool.submit(self.run, *others(program)) for program in beside]
             if doc_tests:
                 # Cargo itself must not have it: ring's build script would run again, and all that depends on it be compiled again.
                 runs.append(pool.submit(self.run, "doc tests", doc_tests, os.getcwd(), {}))
@@ -133,6 +142,7 @@ def main():
     ]
     if not found:
         sys.exit(f"{options.programs} names no such test program")
+    check_names(found, options.skip_of)
     tests = Tests(options.filter, options.skip_of, options.first)
     tests.run_all(found, options.doc_tests)
     print("seconds of processor time:")
