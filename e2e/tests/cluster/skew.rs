@@ -194,6 +194,20 @@ pub(crate) fn image_of(group: &OperatedGroup<'_>, pod: &str) -> String {
     text(lists.flatten().find(ours).unwrap(), "/image").to_owned()
 }
 
+/// A group whose pods stay as they are until they are recreated, of a build of `e2e/cluster/earlier_sidecar`; and its image.
+pub(crate) fn start_earlier_build<'c>(
+    cluster: &'c Cluster,
+    name: &str,
+    build: &str,
+    mut asked: Value,
+) -> (OperatedGroup<'c>, String) {
+    let earlier = format!("{}:earlier-{build}", image_name("sidecar"));
+    (asked["image"], asked["updateStrategy"]) = (json!(earlier), json!("OnDelete"));
+    let group = OperatedGroup::prepare(cluster, name).unwrap();
+    group.ask_for(asked).unwrap();
+    (group, earlier)
+}
+
 /// The app's pod that is not the primary, of two.
 pub(crate) fn standby_of(group: &OperatedGroup<'_>, primary: &str) -> String {
     names(&group.apps().unwrap()).into_iter().find(|name| name != primary).unwrap()
@@ -212,11 +226,8 @@ pub(crate) fn replace_app(group: &OperatedGroup<'_>, pod: &str, wait: impl FnOnc
 #[test]
 fn builds_of_different_ages_work_together() {
     let Some(cluster) = Cluster::join_own("builds_of_different_ages_work_together").unwrap() else { return };
-    let (earlier, today) = (format!("{}:earlier-log", image_name("sidecar")), image("sidecar"));
-    let group = OperatedGroup::prepare(&cluster, "builds").unwrap();
-    let mut asked = spec(2);
-    (asked["image"], asked["updateStrategy"]) = (json!(earlier), json!("OnDelete"));
-    group.ask_for(asked).unwrap();
+    let today = image("sidecar");
+    let (group, earlier) = start_earlier_build(&cluster, "builds", "log", spec(2));
     group.start_apps(2).unwrap();
     group.wait_until_whole(2).unwrap();
     group.change(&json!({"spec": {"image": today}})).unwrap();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tailwind_crds::{LogKind, ReplicaGroupStatus, TableStatus};
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
-use tailwind_e2e::cluster::namespace::{KEPT, image, image_name};
+use tailwind_e2e::cluster::namespace::{KEPT, image};
 use tailwind_e2e::cluster::operated::{GROUP, OperatedGroup, SIDECAR, spec};
 use tailwind_e2e::cluster::reports::{sidecar_metric, sidecar_report};
 use tailwind_e2e::context::note;
@@ -16,7 +16,7 @@ use tailwind_report::table::{MirrorState, TableReport};
 
 use crate::operated::{condition, outage_and};
 use crate::service::primary_with_standby;
-use crate::skew::{image_of, replace_app, standby_of};
+use crate::skew::{image_of, replace_app, standby_of, start_earlier_build};
 
 /// Name of the app's container: what one of this name prints is for people, and no log.
 const APP: &str = "loader";
@@ -338,11 +338,8 @@ fn hand_over_to(group: &OperatedGroup<'_>, pod: &str) {
 #[test]
 fn tables_of_different_builds_work_together() {
     let Some(cluster) = Cluster::join_own("tables_of_different_builds_work_together").unwrap() else { return };
-    let (earlier, today) = (format!("{}:earlier-table", image_name("sidecar")), image("sidecar"));
-    let group = OperatedGroup::prepare(&cluster, "ages").unwrap();
-    let mut asked = table(2);
-    (asked["image"], asked["updateStrategy"]) = (json!(earlier), json!("OnDelete"));
-    group.ask_for(asked).unwrap();
+    let today = image("sidecar");
+    let (group, earlier) = start_earlier_build(&cluster, "ages", "table", table(2));
     group.start_apps_of(2, app(IDLE)).unwrap();
     let first = primary_with_mirrors(&group, 2);
     group.change(&json!({"spec": {"image": today}})).unwrap();
