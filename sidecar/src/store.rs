@@ -5,7 +5,7 @@
 
 pub mod file;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::{Configuration, Durability, PrimaryRef, Stamp, Swap, SwapOutcome};
 use tailwind_protocol::ids::LogId;
@@ -16,10 +16,12 @@ use crate::control::desired::DesiredState;
 use crate::fabric::FabricOption;
 use crate::kubernetes::{KubernetesStore, PrimaryAddress};
 
-use file::FileStore;
+use file::{FileStore, Newest};
 
-/// How often a watch looks for a new content of a file.
+/// How often a watch looks whether a file has a successor.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it reads the content in any case: a file that an operator has put back may look like the one before.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A group that has been found.
 pub struct Joined {
@@ -109,7 +111,7 @@ impl Store {
     pub async fn news(&self, known: Option<(LogId, Stamp)>) -> Configuration {
         match self {
             Store::Kubernetes(store) => store.news(known).await,
-            _ => self.differs(|config| Some((config.log, config.stamp())) != known).await,
+            Store::File(store) => differs(store, |config| Some((config.log, config.stamp())) != known).await,
         }
     }
 
@@ -117,16 +119,24 @@ impl Store {
     pub async fn changed(&self, known: Option<Stamp>) -> Configuration {
         match self {
             Store::Kubernetes(store) => store.changed(known).await,
-            _ => self.differs(|config| Some(config.stamp()) != known).await,
+            Store::File(store) => differs(store, |config| Some(config.stamp()) != known).await,
         }
     }
+}
 
-    async fn differs(&self, wanted: impl Fn(&Configuration) -> bool) -> Configuration {
-        loop {
-            match self.read().await {
+async fn differs(store: &FileStore, wanted: impl Fn(&Configuration) -> bool) -> Configuration {
+    let mut unwanted: Option<(Newest, Instant)> = None;
+    loop {
+        // Before the content: what comes between the two is looked at again.
+        let newest = store.in_turn(FileStore::newest).await.ok();
+        let is_known =
+            |(before, read_at): &(Newest, Instant)| newest == Some(*before) && read_at.elapsed() < READ_INTERVAL;
+        if !unwanted.as_ref().is_some_and(is_known) {
+            match store.in_turn(FileStore::read).await {
                 Ok(Some(config)) if wanted(&config) => return config,
-                _ => tokio::time::sleep(WATCH_INTERVAL).await,
+                _ => unwanted = newest.map(|newest| (newest, Instant::now())),
             }
         }
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }

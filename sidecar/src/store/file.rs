@@ -34,7 +34,7 @@ mod entry;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -68,6 +68,17 @@ pub struct FileStore {
     read_only: bool,
     /// Held by the call that is under way.
     turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The file with the highest number, unread: whoever has read the content need not read it again while this is the same. Each swap
+/// takes a higher number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newest {
+    number: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds.
+    changed: (i64, i64),
 }
 
 /// Why the file cannot be used.
@@ -205,6 +216,14 @@ impl FileStore {
         Ok(self.look()?.map(|found| found.configuration))
     }
 
+    /// What is to be read; an error if there is nothing.
+    pub fn newest(&self) -> Result<Newest, StoreError> {
+        let number = self.highest_number()?;
+        let path = self.path_of(number);
+        let file = fs::metadata(&path).map_err(io("look at config file", &path))?;
+        Ok(Newest { number, inode: file.ino(), size: file.size(), changed: (file.ctime(), file.ctime_nsec()) })
+    }
+
     /// Replaces the content if it is still the one that the swap expects. Never called of a store that is read only.
     pub fn swap(&self, swap: &Swap) -> Result<SwapOutcome, StoreError> {
         assert!(!self.read_only, "a reader swaps nothing");
@@ -227,7 +246,7 @@ impl FileStore {
         let mut damaged = None;
         for _ in 0..LOOKS_MAX {
             let first = self.entry(0)?;
-            let number = self.numbers()?.into_iter().max().unwrap_or(0);
+            let number = self.highest_number()?;
             let Some(first) = first else {
                 if number == 0 {
                     return Ok(None);
@@ -375,6 +394,10 @@ impl FileStore {
             Err(ConfigFileError::Newer(found)) => Err(StoreError::Newer { path, found }),
             Err(ConfigFileError::Damaged(why)) => Err(self.damaged(number, &why)),
         }
+    }
+
+    fn highest_number(&self) -> Result<u64, StoreError> {
+        Ok(self.numbers()?.into_iter().max().unwrap_or(0))
     }
 
     /// The numbers that are there, without 0.

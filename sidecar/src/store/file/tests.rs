@@ -57,6 +57,26 @@ fn files(folder: &Path) -> Vec<String> {
 }
 
 #[test]
+fn what_is_newest_differs_once_the_content_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 0);
+    assert!(store.newest().is_err(), "there is nothing");
+    let mut before = None;
+    for epoch in 0..5 {
+        advance(&store, epoch, epoch + 1);
+        let newest = store.newest().unwrap();
+        assert_ne!(before, Some(newest), "epoch {}", epoch + 1);
+        assert_eq!(store.newest().unwrap(), newest, "as long as nobody writes");
+        before = Some(newest);
+    }
+    // Somebody puts another file in its place, under its number.
+    let highest = store.path_of(store.highest_number().unwrap());
+    fs::copy(&highest, folder.path().join("copy")).unwrap();
+    fs::rename(folder.path().join("copy"), highest).unwrap();
+    assert_ne!(before, Some(store.newest().unwrap()));
+}
+
+#[test]
 fn a_swap_requires_the_expected_content() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::new(&folder.path().join("deep/config.json"), &group()).unwrap();
