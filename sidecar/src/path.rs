@@ -64,6 +64,8 @@ use slots::ClientSlots;
 
 /// How often the protocol core gets the time.
 const TICK: Duration = Duration::from_millis(5);
+/// How often a path that does not lead turns all the same: only a listener that could not accept waits for a time there.
+const IDLE_TICK: Duration = Duration::from_millis(50);
 /// Commands of control that are carried out in one turn.
 const COMMANDS_AT_ONCE: usize = 64;
 /// How often idle connections are looked at while a few busy ones keep the loop turning.
@@ -249,7 +251,7 @@ impl AppendLoop {
             }
             RoleState::Waiting { .. } => {
                 let due = self.getting.as_ref().and_then(|getting| getting.wake_at());
-                due.map_or(TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
+                due.map_or(IDLE_TICK, |due| due.saturating_sub(self.started.elapsed()).min(TICK))
             }
         }
     }
