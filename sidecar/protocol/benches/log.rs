@@ -1,8 +1,8 @@
 //! Cost of the two things that are done to every record: placing it in a segment and scanning it back.
 //!
-//! `cargo bench -p tailwind-protocol`. Criterion's figures come first; they drift with the machine. The ratios of design
-//! section 11 follow, each measured in turns in one run: the scan against reading and CRC-ing the same payload and header
-//! bytes in the same pieces, and against one CRC over all bytes at once, which no log of records can reach.
+//! `cargo bench -p tailwind-protocol`. Times come first; they drift with the machine. The ratios of design section 11 follow,
+//! each measured in turns in one run: the scan against reading and CRC-ing the same payload and header bytes in the same
+//! pieces, and against one CRC over all bytes at once, which no log of records can reach.
 //!
 //! Instructions per record, counted by valgrind: take the difference of a long and a short run, so that start-up does not
 //! count, and divide it by the records that the long one has more (each run prints its own):
@@ -18,7 +18,6 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, Throughput};
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{
     CHECKSUM_SIZE, Chain, RECORD_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize, record_size,
@@ -28,7 +27,7 @@ use tailwind_protocol::segment::{SegmentWriter, append_size};
 
 /// Bytes of a record in the paper's experiments and in the scan's figures.
 const RECORD: usize = 100;
-/// Times that each side of a ratio runs, in turns.
+/// Times that each side of a ratio runs, in turns, and that a segment is filled.
 const ROUNDS: usize = 101;
 
 fn main() {
@@ -37,11 +36,8 @@ fn main() {
     if let ["--count", what, length, segments] = arguments[..] {
         return count(what, length.parse().expect("a length"), segments.parse().expect("a number of segments"));
     }
-    let mut criterion = Criterion::default().configure_from_args();
-    bench_place(&mut criterion);
-    bench_scan(&mut criterion);
-    criterion.final_summary();
-    print_ratios();
+    print_placing();
+    print_scanning();
 }
 
 /// A segment that is filled again and again, so that the figures include the memory that a real one touches.
@@ -59,11 +55,22 @@ impl Segment {
     }
 
     fn full_of(length: usize) -> Segment {
-        let (mut segment, payload) = (Segment::open(), vec![0xa5; length]);
-        while segment.has_room(&[&payload]) {
-            segment.append(&[&payload]);
-        }
+        let mut segment = Segment::open();
+        segment.fill(length);
         segment
+    }
+
+    /// Places records of `length` bytes until there is no room.
+    fn fill(&mut self, length: usize) {
+        let payload = vec![0xa5; length];
+        while self.has_room(&[&payload]) {
+            self.append(black_box(&[&payload]));
+        }
+    }
+
+    fn reopen(&mut self) {
+        let (writer, end) = SegmentWriter::open(identity(), Lsn(1), &mut self.bytes);
+        (self.writer, self.end) = (writer, end as usize);
     }
 
     fn has_room(&self, payloads: &[&[u8]]) -> bool {
@@ -72,15 +79,6 @@ impl Segment {
 
     fn append(&mut self, payloads: &[&[u8]]) {
         self.end += self.writer.append(&mut self.bytes[self.end..], payloads.iter().copied()) as usize;
-    }
-
-    /// Appends; reopens the segment when it is full.
-    fn append_round(&mut self, payloads: &[&[u8]]) {
-        if !self.has_room(payloads) {
-            let (writer, end) = SegmentWriter::open(identity(), Lsn(1), &mut self.bytes);
-            (self.writer, self.end) = (writer, end as usize);
-        }
-        self.append(payloads);
     }
 
     fn records(&self) -> u64 {
@@ -93,25 +91,18 @@ fn identity() -> SegmentIdentity {
     SegmentIdentity { log, segment, epoch, generation: Generation(7), size: SegmentSize::DEFAULT }
 }
 
-fn bench_place(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("place one record");
+fn print_placing() {
     for length in [100, 128] {
-        let (mut segment, payload) = (Segment::open(), vec![0xa5; length]);
-        group.bench_function(BenchmarkId::from_parameter(format!("{length} B")), |bencher| {
-            bencher.iter(|| segment.append_round(black_box(&[&payload])));
+        let mut segment = Segment::open();
+        let times = (0..ROUNDS).map(|_| {
+            segment.reopen();
+            let start = Instant::now();
+            segment.fill(length);
+            start.elapsed()
         });
+        let time = median(times.collect());
+        println!("place one record of {length} B: {:.1} ns", time.as_nanos() as f64 / segment.records() as f64);
     }
-    group.finish();
-}
-
-fn bench_scan(criterion: &mut Criterion) {
-    let segment = Segment::full_of(RECORD);
-    let mut group = criterion.benchmark_group("scan 8 MiB of 100 B records");
-    group.throughput(Throughput::Bytes(segment.end as u64));
-    group.bench_function("scan", |bencher| bencher.iter(|| scan_all(&segment)));
-    group.bench_function("read and CRC the same pieces", |bencher| bencher.iter(|| crc_pieces(&segment)));
-    group.bench_function("one CRC over all bytes", |bencher| bencher.iter(|| crc_all(&segment)));
-    group.finish();
 }
 
 fn scan_all(segment: &Segment) {
@@ -135,7 +126,7 @@ fn crc_all(segment: &Segment) {
     black_box(crc32fast::hash(black_box(&segment.bytes[..segment.end])));
 }
 
-fn print_ratios() {
+fn print_scanning() {
     let segment = Segment::full_of(RECORD);
     let mut times = [const { vec![] }; 3];
     for _ in 0..ROUNDS {
