@@ -92,7 +92,7 @@ fn processes_that_end_disturb_no_sync() {
             (while [ ! -e done ]; do /bin/true; done) &
         done
         count=0
-        while [ $count -lt 400 ]; do
+        while [ $count -lt 200 ]; do
             echo line >>volume/file
             sync volume/file || exit 3
             count=$((count + 1))

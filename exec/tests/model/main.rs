@@ -23,8 +23,10 @@ mod player;
 mod random;
 mod turn;
 
-/// Cases of one run of all tests: some 200 ms each.
+/// Cases of one run: some 200 ms each.
 const CASES: u64 = 40;
+/// Those beside all other tests (`TAILWIND_EVERY_DAY`, which `./check` sets; it runs all of them by turns).
+const CASES_EVERY_DAY: u64 = 12;
 /// Turns of a case: the second one begins with a directory that was folded.
 const TURNS: u32 = 2;
 
@@ -39,7 +41,9 @@ fn main() -> ExitCode {
             let words: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
             let passed = match words.first().map(String::as_str) {
                 None | Some("programs") => {
-                    let cases = number("TAILWIND_EXEC_CASES").unwrap_or(CASES);
+                    let every_day = std::env::var_os("TAILWIND_EVERY_DAY").is_some();
+                    let usual = if every_day { CASES_EVERY_DAY } else { CASES };
+                    let cases = number("TAILWIND_EXEC_CASES").unwrap_or(usual);
                     run("programs_survive_any_power_failure", || clean(cases))
                 }
                 Some("planted") => run("planted_bugs_are_found", || planted_bugs(&words[1..])),
