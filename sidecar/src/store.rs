@@ -134,7 +134,8 @@ async fn differs(store: &FileStore, wanted: impl Fn(&Configuration) -> bool) -> 
         if !unwanted.as_ref().is_some_and(is_known) {
             match store.in_turn(FileStore::read).await {
                 Ok(Some(config)) if wanted(&config) => return config,
-                _ => unwanted = newest.map(|newest| (newest, Instant::now())),
+                Ok(_) => unwanted = newest.map(|newest| (newest, Instant::now())),
+                Err(_) => unwanted = None,
             }
         }
         tokio::time::sleep(WATCH_INTERVAL).await;

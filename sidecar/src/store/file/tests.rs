@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tailwind_protocol::config::{Kind, PrimaryRef};
 use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
 
+use crate::store::Store;
+
 fn group() -> GroupName {
     "db".parse().unwrap()
 }
@@ -74,6 +76,20 @@ fn what_is_newest_differs_once_the_content_does() {
     fs::copy(&highest, folder.path().join("copy")).unwrap();
     fs::rename(folder.path().join("copy"), highest).unwrap();
     assert_ne!(before, Some(store.newest().unwrap()));
+}
+
+#[tokio::test]
+async fn a_watch_that_has_seen_a_content_sees_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 1);
+    for epoch in 1..4 {
+        let watched = Store::File(store.clone());
+        let watch = tokio::spawn(async move { watched.changed(Some(config(epoch).stamp())).await });
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        assert!(!watch.is_finished(), "nothing has changed");
+        advance(&store, epoch, epoch + 1);
+        assert_eq!(watch.await.unwrap(), config(epoch + 1));
+    }
 }
 
 #[test]
