@@ -64,7 +64,8 @@ use slots::ClientSlots;
 
 /// How often the protocol core gets the time.
 const TICK: Duration = Duration::from_millis(5);
-/// How often a path that does not lead turns all the same: only a listener that could not accept waits for a time there.
+/// How often a path that does not lead turns all the same. Gets name the time that they wait for; only a listener that could not
+/// accept, after `ACCEPT_PAUSE`, does not.
 const IDLE_TICK: Duration = Duration::from_millis(50);
 /// Commands of control that are carried out in one turn.
 const COMMANDS_AT_ONCE: usize = 64;

@@ -70,8 +70,7 @@ pub struct FileStore {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The file with the highest number, unread: whoever has read the content need not read it again while this is the same. Each swap
-/// takes a higher number.
+/// The file with the highest number, unread. While it is the same, so is the content: each swap takes a higher number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newest {
     number: u64,
